@@ -1,0 +1,44 @@
+"""What an environment is; owns the protocol and what crosses it, knows no environment."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What came of an action: the next observation (text to append to the context), the reward, and whether it ended.
+
+    `terminated`: the task itself ended; `truncated`: a limit of the environment did. `info` (JSON values) of the last step is
+    stored with the trajectory, where verifiers find it.
+    """
+
+    observation: str
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+class Environment(Protocol):
+    """One episode's world. `reset` and `step` may be coroutine functions; `close` is always called, once."""
+
+    def reset(self, seed: int) -> str | Awaitable[str]:
+        """Starts the episode that `seed` names and returns the first observation."""
+        ...
+
+    def step(self, action: str) -> StepResult | Awaitable[StepResult]:
+        """Applies the decoded response. A malformed action is the policy's doing: score it, don't raise."""
+        ...
+
+    def close(self) -> None | Awaitable[None]: ...
+
+
+@runtime_checkable
+class Scripted(Protocol):
+    """An environment that can also play itself, imperfectly: `script` returns the next action's text."""
+
+    def script(self, rng: random.Random) -> str: ...
