@@ -1,0 +1,129 @@
+"""Single-turn questions of reasoning-gym; owns which families have a safe scorer, leaves questions and scoring to the library."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import lru_cache
+from typing import Any, ClassVar
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from rollart.environments.protocol import StepResult
+from rollart.environments.registry import EnvironmentSettingsError, Settings
+
+_INHERITED = "inherits the base scorer: string equality, else the share of the answer that the right one makes up"
+_DECIMAL = "compares as decimal.Decimal, which parses digits and no expressions, else as the base scorer does"
+_LETTERS = "compares letter by letter"
+
+SAFE_FAMILIES: dict[str, str] = {
+    "aiw": _INHERITED,
+    "base_conversion": _INHERITED,
+    "basic_arithmetic": _INHERITED,
+    "binary_alternation": _INHERITED,
+    "caesar_cipher": _INHERITED,
+    "chain_sum": _DECIMAL,
+    "count_bits": _INHERITED,
+    "count_primes": _INHERITED,
+    "decimal_chain_sum": "compares as decimal.Decimal, which parses digits and no expressions",
+    "gcd": _INHERITED,
+    "isomorphic_strings": _INHERITED,
+    "largest_island": _INHERITED,
+    "lcm": _INHERITED,
+    "leg_counting": _INHERITED,
+    "letter_counting": _INHERITED,
+    "maze": _INHERITED,
+    "number_filtering": _INHERITED,
+    "number_sequence": _INHERITED,
+    "products": _DECIMAL,
+    "ransom_note": _INHERITED,
+    "rotate_matrix": _INHERITED,
+    "rotten_oranges": _INHERITED,
+    "simple_equations": _INHERITED,
+    "simple_geometry": _INHERITED,
+    "spell_backward": _LETTERS,
+    "string_manipulation": _INHERITED,
+    "syllogism": _INHERITED,
+    "word_sequence_reversal": _INHERITED,
+}
+"""Families by name, with why their scorer may be given a policy's text: it was read and does not evaluate it.
+
+Left out on purpose: countdown, puzzle24, simple_integration, intermediate_integration and polynomial_multiplication hand the text
+to sympy's parser, which runs Python code in it; coin_flip makes a Fraction of it, so `1e999999999` never ends.
+"""
+
+
+class UnsafeFamily(EnvironmentSettingsError):
+    """The family's scorer is not known to leave a policy's text unevaluated."""
+
+
+class ReasoningSettings(Settings):
+    """`family`: reasoning-gym's name. `config`: that family's own settings, without `seed` and `size`, which the episode decides.
+
+    `script_skill`: chance that scripted play gives the right answer; otherwise it gives the answer to another question of the family.
+    """
+
+    family: str = "chain_sum"
+    config: dict[str, Any] = Field(default_factory=dict)
+    script_skill: float = Field(default=0.5, ge=0.0, le=1.0)
+
+    @field_validator("config")
+    @classmethod
+    def _fits_the_family(cls, config: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        reserved = sorted({"seed", "size"} & set(config))
+        if reserved:
+            raise ValueError(f"{', '.join(reserved)} cannot be set: an episode's seed decides it")
+        family = info.data["family"]
+        if family in SAFE_FAMILIES:
+            try:
+                dataset(family, json.dumps(config, sort_keys=True))
+            except (AssertionError, TypeError, ValueError) as error:
+                raise ValueError(f"{family} refuses it: {error}") from error
+        return config
+
+
+@lru_cache(maxsize=64)
+def dataset(family: str, config: str) -> Any:
+    """The library's scorer and generator for a family, its config as JSON; UnsafeFamily unless it is in SAFE_FAMILIES."""
+    if family not in SAFE_FAMILIES:
+        raise UnsafeFamily(f"family {family!r} is not among those whose scorer was read: {', '.join(SAFE_FAMILIES)}")
+    import reasoning_gym
+
+    return reasoning_gym.create_dataset(family, **json.loads(config))
+
+
+class Reasoning:
+    """One question, one answer. The observation is the question as the library words it; the action is the answer, whole.
+
+    `step` gives no reward: it hands family, config and entry to `info`, with which the verifier `reasoning` scores the answer.
+    """
+
+    Settings: ClassVar[type[ReasoningSettings]] = ReasoningSettings
+
+    def __init__(self, settings: ReasoningSettings | None = None) -> None:
+        self.settings = settings or ReasoningSettings()
+        self._config = json.dumps(self.settings.config, sort_keys=True)
+        dataset(self.settings.family, self._config)
+        self._entry: dict[str, Any] = {}
+
+    def reset(self, seed: int) -> str:
+        self._entry = self._draw(seed)
+        return str(self._entry["question"])
+
+    def step(self, action: str) -> StepResult:
+        info = {"family": self.settings.family, "config": self.settings.config, "entry": self._entry}
+        return StepResult("", terminated=True, info=info)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def script(self, rng: random.Random) -> str:
+        """The right answer with probability `script_skill`, else the answer to another question."""
+        entry = self._entry if rng.random() < self.settings.script_skill else self._draw(rng.getrandbits(31))
+        return str(entry["answer"])
+
+    def _draw(self, seed: int) -> dict[str, Any]:
+        import reasoning_gym
+
+        entry = reasoning_gym.create_dataset(self.settings.family, seed=seed, size=1, **self.settings.config)[0]
+        return json.loads(json.dumps(entry))

@@ -1,0 +1,75 @@
+"""Makes an environment from its name and settings; owns the list of short names, imports an environment only when it is asked for."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rollart.environments.protocol import Environment
+
+NAMES: dict[str, str] = {
+    "frozen_lake": "rollart.environments.frozen_lake:FrozenLake",
+    "guess_number": "rollart.environments.guess_number:GuessNumber",
+    "reasoning": "rollart.environments.reasoning:Reasoning",
+}
+"""Short name to `module:Class`. Whoever writes another environment needs no entry here: its import path is a name too."""
+
+
+class UnknownEnvironment(ValueError):
+    """No environment has that name."""
+
+
+class EnvironmentSettingsError(ValueError):
+    """An environment refuses its settings; the message names the field."""
+
+
+class Settings(BaseModel):
+    """Base of what a shipped environment can be told: unknown fields are refused, and nothing changes once made."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def resolve(name: str) -> type[Environment]:
+    """The class that `name` (a short name, or an import path `module:Class`) stands for; UnknownEnvironment if there is none."""
+    if name not in NAMES and ":" not in name:
+        raise UnknownEnvironment(f"unknown environment {name!r}; known are {', '.join(sorted(NAMES))}, and any import path module:Class")
+    path = NAMES.get(name, name)
+    try:
+        found = pkgutil.resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UnknownEnvironment(f"environment {name!r} cannot be imported from {path!r}: {error}") from error
+    missing = [m for m in ("reset", "step", "close") if not callable(getattr(found, m, None))]
+    if not isinstance(found, type) or missing:
+        raise UnknownEnvironment(f"{path!r} is no environment class; it lacks {', '.join(missing) or 'being a class'}")
+    return found
+
+
+def make(name: str, **settings: Any) -> Environment:
+    """A new environment `name` with `settings`.
+
+    A class with a pydantic model as its attribute `Settings` gets that model; any other gets the settings as keyword arguments.
+    Raises UnknownEnvironment, or EnvironmentSettingsError with the field's name.
+    """
+    cls: Any = resolve(name)
+    model = getattr(cls, "Settings", None)
+    if model is not None:
+        try:
+            return cls(model(**settings))
+        except ValidationError as error:
+            raise EnvironmentSettingsError(f"environment {name!r}: {_first(error)}") from error
+    try:
+        inspect.signature(cls).bind(**settings)
+    except TypeError as error:
+        raise EnvironmentSettingsError(f"environment {name!r}: {error}") from error
+    return cls(**settings)
+
+
+def _first(error: ValidationError) -> str:
+    problems = error.errors(include_url=False)
+    first = problems[0]
+    field = ".".join(str(part) for part in first["loc"]) or "settings"
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return f"{field}: {first['msg']}, got {first['input']!r}{more}"
