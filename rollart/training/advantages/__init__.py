@@ -1,0 +1,1 @@
+"""Advantage estimators, one a file, and the table that names them."""

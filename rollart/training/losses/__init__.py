@@ -1,0 +1,1 @@
+"""Policy losses, one a file, and the table that names them."""

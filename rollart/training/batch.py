@@ -1,0 +1,121 @@
+"""Turns trajectories and advantages into sequences to train on; owns their order and what is trained, knows no model.
+
+Every segment is a sequence. What is trained is decided by position alone, never by a token's id, so a padding id that is also the end token
+hides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rollart.training.errors import BatchError, TransformError
+from rollart.types import Attempt, SamplingTransform, Segment, Trajectory
+
+__all__ = ["TrainBatch", "TrainSequence", "build_batch", "supervised_sequences"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSequence:
+    """One segment, cut after its last trained token: `ids` [T]; the rest is [n], one entry for each trained token.
+
+    `positions` are the trained tokens' places in `ids` (at least 1), `behaviour` their log-probabilities when they were sampled, `versions`
+    the steps that sampled them, `advantages` theirs. `temperature` divides the logits. `trajectory` numbers the trajectory
+    within the batch, in canonical order.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    behaviour: Tensor
+    versions: Tensor
+    advantages: Tensor
+    temperature: float
+    trajectory: int
+
+    @property
+    def inputs(self) -> int:
+        """How many tokens are forwarded: the last trained one is predicted, but predicts nothing."""
+        return len(self.ids) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class TrainBatch:
+    """What one training step consumes, in canonical order: the step that starts from version `step`.
+
+    `trajectories` counts those given, also the ones without a trained token.
+    """
+
+    step: int
+    sequences: tuple[TrainSequence, ...]
+    trajectories: int
+
+    def split(self, parts: int) -> list[tuple[TrainSequence, ...]]:
+        """At most `parts` minibatches of whole trajectories, dealt out in turn so that each holds a like share of every task; none is
+        empty, but a batch without sequences is one empty minibatch."""
+        rank = {t: i for i, t in enumerate(dict.fromkeys(s.trajectory for s in self.sequences))}
+        dealt = [tuple(s for s in self.sequences if rank[s.trajectory] % parts == p) for p in range(parts)]
+        return [part for part in dealt if part] or [()]
+
+
+def build_batch(trajectories: Sequence[Trajectory], advantages: Mapping[Attempt, float], step: int) -> TrainBatch:
+    """Sorts `trajectories` by attempt, so that the order of arrival changes nothing, and gives each token its trajectory's advantage.
+
+    BatchError if an attempt occurs twice or has no advantage, or a segment does not hang together; TransformError if one was sampled
+    greedily or under a cut, which cannot be replayed.
+    """
+    ordered = sorted(trajectories, key=lambda t: t.attempt)
+    sequences: list[TrainSequence] = []
+    for number, trajectory in enumerate(ordered):
+        attempt = trajectory.attempt
+        if number and ordered[number - 1].attempt == attempt:
+            raise BatchError(f"attempt {attempt} occurs twice in the batch; each may be trained on once")
+        if attempt not in advantages:
+            raise BatchError(f"attempt {attempt} has no advantage; its group must be scored before it is trained on")
+        for index, segment in enumerate(trajectory.segments):
+            made = _sequence(segment, advantages[attempt], number, f"segment {index} of attempt {attempt}")
+            if made is not None:
+                sequences.append(made)
+    return TrainBatch(step, tuple(sequences), len(ordered))
+
+
+def supervised_sequences(segments: Sequence[Segment]) -> tuple[TrainSequence, ...]:
+    """Sequences whose mask says which tokens to imitate, at temperature 1; each counts as a trajectory of its own."""
+    made = (_sequence(s, 1.0, i, f"supervised sequence {i}", plain=True) for i, s in enumerate(segments))
+    return tuple(s for s in made if s is not None)
+
+
+def _sequence(segment: Segment, advantage: float, trajectory: int, where: str, *, plain: bool = False) -> TrainSequence | None:
+    """The sequence of `segment`, None if it holds no trained token."""
+    segment.check()
+    positions = torch.tensor(segment.mask, dtype=torch.bool).nonzero().flatten()
+    if not len(positions):
+        return None
+    if positions[0] == 0:
+        raise BatchError(f"{where} starts with a sampled token; it needs at least one prompt token before it")
+    if not plain:
+        _refuse_unreplayable(segment.transform, where)
+    end = int(positions[-1]) + 1
+    return TrainSequence(
+        ids=torch.tensor(segment.ids[:end], dtype=torch.long),
+        positions=positions,
+        behaviour=torch.tensor(segment.logprobs, dtype=torch.float64)[positions],
+        versions=torch.tensor(segment.versions, dtype=torch.long)[positions],
+        advantages=torch.full((len(positions),), advantage, dtype=torch.float64),
+        temperature=1.0 if plain else segment.transform.temperature,
+        trajectory=trajectory,
+    )
+
+
+def _refuse_unreplayable(transform: SamplingTransform, where: str) -> None:
+    if transform.is_cut:
+        raise TransformError(
+            f"{where} was sampled with top_p={transform.top_p}, top_k={transform.top_k}, min_p={transform.min_p}: its log-probabilities "
+            "are over the tokens that were kept, which are not stored. Train on samples with top_p 1, top_k -1 and min_p 0"
+        )
+    if not transform.temperature > 0:
+        raise TransformError(
+            f"{where} was sampled at temperature {transform.temperature}, which has no log-probabilities; sample what is trained on above 0"
+        )

@@ -1,0 +1,25 @@
+"""The errors that training raises; each message names what is wrong and what to do."""
+
+from __future__ import annotations
+
+__all__ = ["BatchError", "NonFiniteError", "StateError", "TrainingError", "TransformError"]
+
+
+class TrainingError(RuntimeError):
+    """Base of what goes wrong in the trainer."""
+
+
+class BatchError(TrainingError):
+    """Trajectories, scores and advantages do not fit together."""
+
+
+class TransformError(BatchError):
+    """A segment was sampled in a way whose log-probabilities the trainer cannot reproduce."""
+
+
+class NonFiniteError(TrainingError):
+    """Too many optimiser steps in a row had a loss or a gradient that is not finite."""
+
+
+class StateError(TrainingError):
+    """Weights or state do not belong to this learner, or to the step that was asked for."""

@@ -1,0 +1,76 @@
+"""What a training step reports; plain numbers that cross processes, so this module does not import torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+__all__ = ["SkipReason", "StalenessMetrics", "StepMetrics", "SupervisedMetrics"]
+
+SkipReason = Literal["no_tokens", "no_signal", "non_finite"]
+"""Why an optimiser step left the parameters as they were."""
+
+
+@dataclass(frozen=True, slots=True)
+class StalenessMetrics:
+    """Trained tokens of one staleness (in versions): `drift` is mean |log p proximal - log p behaviour| in nats, `weight` the mean of
+    their probability ratio, untruncated."""
+
+    tokens: int
+    drift: float
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepMetrics:
+    """One training step on one batch: the step that starts from version `step`.
+
+    Means run over the trained tokens. `ratio_*` are of the current to the proximal policy, `weight_*` of the proximal to the
+    behaviour policy before truncation; `effective_sample_share` is (sum w)^2 / (n sum w^2) of those weights, 1 when on policy.
+    `shares` says which part of the tokens the loss marked (`clipped`: the clip stopped their gradient; `truncated`: their weight was
+    capped). `drift` is mean |log p proximal - log p behaviour| in nats on tokens that version `step` itself sampled (None if there
+    are none): rounding, and nothing else, as long as trainer and engine agree. `padding_share` is the part of the forwarded positions
+    that was padding. `skipped` holds a reason for each optimiser step that was not taken; `grad_norm`, before clipping, and `lr` are of
+    the last that was.
+    """
+
+    step: int
+    loss: float = 0.0
+    grad_norm: float = 0.0
+    lr: float = 0.0
+    optimiser_steps: int = 0
+    skipped: tuple[SkipReason, ...] = ()
+    tokens: int = 0
+    forwarded_tokens: int = 0
+    padding_share: float = 0.0
+    sequences: int = 0
+    trajectories: int = 0
+    micro_batches: int = 0
+    advantage_mean: float = 0.0
+    advantage_abs: float = 0.0
+    ratio_mean: float = 1.0
+    ratio_max: float = 1.0
+    weight_mean: float = 1.0
+    weight_max: float = 1.0
+    effective_sample_share: float = 1.0
+    shares: dict[str, float] = field(default_factory=dict)
+    entropy: float = 0.0
+    kl: float = 0.0
+    drift: float | None = None
+    by_staleness: dict[int, StalenessMetrics] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisedMetrics:
+    """One supervised step: `loss` is mean cross entropy and `entropy` that of the policy, in nats, both before the step."""
+
+    loss: float
+    entropy: float
+    grad_norm: float
+    lr: float
+    tokens: int
+    sequences: int
+    padding_share: float
+    skipped: tuple[SkipReason, ...]
+    seconds: float
