@@ -1,0 +1,104 @@
+"""`python -m rollart.engines.embedded`: one engine process. Prints {"url", "pid"} on one line of stdout once it is healthy."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rollart.engines.embedded.process import PortInUse, bind, follow_parent, ignore_interrupt
+
+USER_ERROR = 2
+
+
+@click.command()
+@click.option("--model", type=click.Path(exists=True, file_okay=False, path_type=Path), required=True, help="Folder with config.json, and weights or none.")
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--port", type=int, default=0, show_default=True, help="0 takes a free one.")
+@click.option("--slots", type=click.IntRange(1), default=64, show_default=True, help="Sequences in the KV cache, running and retained.")
+@click.option("--max-length", type=click.IntRange(2), default=2048, show_default=True, help="Tokens of prompt and response together.")
+@click.option("--chunk", type=click.IntRange(1), default=1024, show_default=True, help="Prompt tokens in one step.")
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="torch threads.")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32", show_default=True)
+@click.option("--device", default="cpu", show_default=True)
+@click.option("--kv", type=click.Choice(["recomputed", "kept"]), default="recomputed", show_default=True, help="KV in flight at a weight update.")
+@click.option("--weight-version", default="default", show_default=True, help="Version of the weights in --model.")
+@click.option("--deterministic", is_flag=True, help="Tokens and log-probabilities depend bit for bit on weights, prompt and seed alone.")
+@click.option("--detached", is_flag=True, help="Live on when stdin closes; for an engine started by hand.")
+def main(host: str, port: int, detached: bool, **options: Any) -> None:
+    """Serves a causal language model over SGLang's HTTP protocol."""
+    ignore_interrupt()
+    if not detached:
+        follow_parent()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s engine %(levelname)s %(message)s", stream=sys.stderr)
+    try:
+        sock = bind(host, port)
+    except PortInUse as error:
+        click.echo(str(error), err=True)
+        sys.exit(USER_ERROR)
+    sys.exit(asyncio.run(_serve(sock, **options)))
+
+
+async def _serve(
+    sock: socket.socket,
+    model: Path,
+    slots: int,
+    max_length: int,
+    chunk: int,
+    threads: int,
+    dtype: str,
+    device: str,
+    kv: Any,
+    weight_version: str,
+    deterministic: bool,
+) -> int:
+    """Serves until SIGTERM (0) or until the engine's loop fails (3)."""
+    # Heavy imports come after the checks that need none of them.
+    import torch
+    from aiohttp import web
+
+    from rollart.engines.embedded.model import PolicyModel
+    from rollart.engines.embedded.scheduler import Scheduler
+    from rollart.engines.embedded.server import EngineServer
+
+    torch.set_num_threads(threads)
+    if deterministic:
+        torch.use_deterministic_algorithms(True)
+    policy = PolicyModel(model, getattr(torch, dtype), torch.device(device))
+    server = EngineServer(
+        policy,
+        lambda report: Scheduler(policy, slots, max_length, chunk, weight_version, report, kv=kv, deterministic=deterministic),
+        max_length,
+        {
+            "engine": "embedded", "model_path": str(model), "slots": slots, "max_length": max_length, "chunk": chunk, "threads": threads,
+            "dtype": dtype, "device": device, "kv": kv, "deterministic": deterministic, "vocab_size": policy.vocabulary,
+        },
+    )  # fmt: skip
+    server.engine.start()
+    # A caller that hangs up cancels its handler, which aborts the request: nobody pays for tokens that nobody reads.
+    runner = web.AppRunner(server.application(), handle_signals=False, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.SockSite(runner, sock).start()
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    address, number = sock.getsockname()[:2]
+    print(json.dumps({"url": f"http://{f'[{address}]' if ':' in address else address}:{number}", "pid": os.getpid()}), flush=True)
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait([stopping, server.crashed], return_when=asyncio.FIRST_COMPLETED)
+    await runner.cleanup()
+    if server.crashed.done():
+        return 3
+    server.engine.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    main()

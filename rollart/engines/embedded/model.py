@@ -1,0 +1,94 @@
+"""The policy that an engine serves: loads it, runs it on packed steps, exchanges its weights. Knows nothing of requests or HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rollart.engines.embedded.attention import ATTENTION, PackedStep
+
+__all__ = ["PolicyModel", "WeightsError"]
+
+
+class WeightsError(ValueError):
+    """A folder holds no weights, unreadable ones, or those of another model; the served weights are untouched."""
+
+
+class PolicyModel:
+    """A causal language model with `config.json` in `folder`; weights too where they stand there, else random until `swap`.
+
+    `loaded` says whether the weights came from anywhere but the random initialisation.
+    """
+
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+        self.device = device
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        self.loaded = any(folder.glob("*.safetensors"))
+        if self.loaded:
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=ATTENTION, local_files_only=True)
+        else:
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
+        self._model = model.to(device).eval().requires_grad_(False)
+        self.config = model.config.get_text_config()
+        self.vocabulary = int(self.config.vocab_size)
+        eos = model.generation_config.eos_token_id if model.generation_config.eos_token_id is not None else self.config.eos_token_id
+        self.eos_token_ids = frozenset([eos] if isinstance(eos, int) else eos or [])
+
+    @torch.inference_mode()
+    def logits(self, step: PackedStep) -> Tensor:
+        """Runs one packed step and returns the logits [S, V] of the tokens in `step.sampled`, on the model's device."""
+        out = self._model(
+            input_ids=step.ids, position_ids=step.positions, use_cache=False, logits_to_keep=step.sampled, step=step, return_dict=True
+        )
+        return out.logits[0]
+
+    def stage(self, folder: Path) -> dict[str, Tensor]:
+        """Reads the weights in `folder` into memory, in this model's names, shapes, type and device; safe beside a running step.
+
+        WeightsError if there are none, one is missing, one is unknown, a shape differs, or values are not finite.
+        """
+        files = sorted(folder.glob("*.safetensors"))
+        if not files:
+            raise WeightsError(f"{folder} holds no model.safetensors")
+        wanted = {name: tensor for name, tensor in self._model.named_parameters()}
+        buffers = {name: tensor for name, tensor in self._model.state_dict(keep_vars=True).items() if name not in wanted}
+        wanted_buffers = {name: tensor for name, tensor in buffers.items() if not isinstance(tensor, torch.nn.Parameter)}
+        aliases = {name for name in buffers if name not in wanted_buffers}  # tied weights, stored once under their first name
+        wanted.update(wanted_buffers)
+        staged: dict[str, Tensor] = {}
+        for file in files:
+            try:
+                with safe_open(file, framework="pt", device="cpu") as reader:
+                    for name in reader.keys():  # noqa: SIM118 (the reader is no mapping)
+                        if name in aliases:
+                            continue
+                        if name not in wanted:
+                            raise WeightsError(f"{file.name} holds {name}, which {type(self._model).__name__} has not")
+                        tensor = reader.get_tensor(name)
+                        if tensor.shape != wanted[name].shape:
+                            raise WeightsError(f"{name} has shape {tuple(tensor.shape)}, the model wants {tuple(wanted[name].shape)}")
+                        if not bool(torch.isfinite(tensor).all()):
+                            # NaN would outlive these weights in the KV cache: even a masked key takes part as 0 * value.
+                            raise WeightsError(f"{name} holds values that are not finite")
+                        # A copy: what the reader returns may be a view of the file, and the folder goes away.
+                        staged[name] = tensor.to(device=self.device, dtype=wanted[name].dtype, copy=True)
+            except (SafetensorError, OSError) as error:
+                raise WeightsError(f"{file} cannot be read: {error}") from error
+        missing = sorted(set(wanted) - set(staged))
+        if missing:
+            raise WeightsError(f"{folder} lacks {len(missing)} weights, among them {missing[0]}")
+        return staged
+
+    def swap(self, staged: dict[str, Tensor]) -> None:
+        """Makes staged weights the served ones by exchanging storage, in microseconds; call it between two steps only."""
+        for name, parameter in self._model.named_parameters():
+            parameter.data = staged.pop(name)
+        if staged:
+            buffers = dict(self._model.named_buffers())
+            for name, tensor in staged.items():
+                buffers[name].copy_(tensor)
+        self.loaded = True

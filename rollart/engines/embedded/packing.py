@@ -1,0 +1,65 @@
+"""Turns the slots' state into one packed forward pass. Decides how rows are grouped, not which tokens are due."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rollart.engines.embedded.attention import PackedStep, QueryGroup, SlotCache
+
+__all__ = ["pack"]
+
+Ints = npt.NDArray[np.int64]
+
+_GROUP_BOUNDS = (1, 16, 64)
+"""Rows are grouped by the number of their new tokens at these bounds: decode rows apart, the rest padded little."""
+
+
+def _ragged(starts: Ints, counts: Ints) -> Ints:
+    """Concatenation of arange(start, start + count) for each pair."""
+    offsets = np.repeat(np.cumsum(counts) - counts, counts)
+    return np.arange(int(counts.sum())) - offsets + np.repeat(starts, counts)
+
+
+def pack(cache: SlotCache, tokens: Ints, slots: Ints, starts: Ints, counts: Ints, sampled: npt.NDArray[np.bool_], device: torch.device) -> PackedStep:
+    """One pass over positions [start, start + count) of each slot; logits are wanted of the last token of the rows `sampled`.
+
+    `tokens` is the table's [slots, max_length]; the other arrays are [R]. Rows are packed in the order given.
+    """
+
+    def on_device(array: npt.NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
+    positions = _ragged(starts, counts)
+    owners = np.repeat(slots, counts)
+    firsts = np.cumsum(counts) - counts  # where each row begins in the packed sequence
+    groups: list[QueryGroup] = []
+    restore = np.empty(len(positions), dtype=np.int64)
+    kind = np.searchsorted(_GROUP_BOUNDS, counts)
+    laid = 0
+    for k in np.unique(kind):
+        rows = np.flatnonzero(kind == k)
+        n, begin, first = counts[rows], starts[rows], firsts[rows]
+        chunk = int(n.max())
+        column = np.minimum(np.arange(chunk)[None, :], n[:, None] - 1)  # [R, C], a short row repeats its last token
+        groups.append(
+            QueryGroup(
+                slots=on_device(slots[rows]),
+                tokens=on_device((first[:, None] + column).reshape(-1)),
+                positions=on_device(begin[:, None] + column),
+                length=int((begin + n).max()),
+            )
+        )
+        restore[_ragged(first, n)] = _ragged(laid + np.arange(len(rows)) * chunk, n)
+        laid += len(rows) * chunk
+    in_order = laid == len(restore) and bool((restore == np.arange(laid)).all())
+    return PackedStep(
+        cache=cache,
+        ids=on_device(tokens[owners, positions]).unsqueeze(0),
+        positions=on_device(positions).unsqueeze(0),
+        write=on_device(owners * cache.max_length + positions),
+        groups=groups,
+        restore=None if in_order else on_device(restore),
+        sampled=on_device((firsts + counts - 1)[sampled]),
+    )

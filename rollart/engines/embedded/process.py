@@ -1,0 +1,49 @@
+"""Manners of a child process: bind first, die with the parent, leave Ctrl-C to the owner. Imports nothing heavy, since it runs before all else."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+
+__all__ = ["PortInUse", "bind", "follow_parent", "ignore_interrupt"]
+
+_PR_SET_PDEATHSIG = 1
+
+
+class PortInUse(OSError):
+    """The address asked for cannot be listened at."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket, taken before a model is loaded so that a taken port costs no time; PortInUse if it is taken."""
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+        sock.listen(1024)
+    except OSError as error:
+        sock.close()
+        raise PortInUse(f"cannot listen at {host}:{port}: {error.strerror}; choose another --port (0 takes a free one)") from error
+    return sock
+
+
+def follow_parent() -> None:
+    """Ends this process at once when its standard input closes, and on Linux also when the thread that started it is gone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        os._exit(0)
+
+    threading.Thread(target=watch, name="stdin-watch", daemon=True).start()
+
+
+def ignore_interrupt() -> None:
+    """A terminal's Ctrl-C reaches the whole process group; whether an engine ends is its owner's decision."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,97 @@
+"""Draws tokens from logits; owns the random numbers, which belong to (seed, position) and to nothing else in the batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+__all__ = ["RowTransforms", "sample", "transformed_logprobs", "uniforms"]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The finaliser of splitmix64 (Steele et al. 2014): every input bit reaches every output bit."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64], stream: int = 0) -> npt.NDArray[np.float64]:
+    """Numbers in [0, 1), one a row, each a function of (seed, position, stream) alone. All arrays have shape [R].
+
+    `position` is the token's place in the whole sequence, so a response that goes on elsewhere after an abort draws what
+    it would have drawn. `stream` separates several draws at one position.
+    """
+    with np.errstate(over="ignore"):
+        mixed = _mix(_mix(seeds + _GOLDEN) + (positions + np.uint64(1)) * _GOLDEN + np.uint64(stream) * np.uint64(0xD1342543DE82EF95))
+    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+@dataclass(frozen=True, slots=True)
+class RowTransforms:
+    """The sampling transform of each row; every array has shape [R]. Values as in `SamplingTransform`."""
+
+    temperature: npt.NDArray[np.float32]
+    top_p: npt.NDArray[np.float32]
+    top_k: npt.NDArray[np.int64]
+    min_p: npt.NDArray[np.float32]
+
+    @property
+    def cuts(self) -> bool:
+        """Whether any row leaves part of the vocabulary out."""
+        return bool((self.top_p < 1.0).any() or (self.top_k > 0).any() or (self.min_p > 0.0).any())
+
+
+def _cut(scaled: Tensor, rows: RowTransforms) -> Tensor:
+    """Sets what top-k, then top-p, then min-p leave out to -inf. [R, V] -> [R, V]."""
+    device, vocabulary = scaled.device, scaled.shape[-1]
+    ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
+    k = torch.from_numpy(np.where(rows.top_k > 0, rows.top_k, vocabulary)).to(device).unsqueeze(1)
+    ordered = ordered.masked_fill(torch.arange(vocabulary, device=device) >= k, -torch.inf)
+    p = ordered.softmax(-1)
+    # A token stays while what stands before it has less than top_p: the one that crosses the bound is kept.
+    top_p = torch.from_numpy(rows.top_p).to(device).unsqueeze(1)
+    ordered = ordered.masked_fill((p.cumsum(-1) - p >= top_p) & (top_p < 1.0), -torch.inf)
+    min_p = torch.from_numpy(rows.min_p).to(device).unsqueeze(1)
+    ordered = ordered.masked_fill(p < min_p * p[:, :1], -torch.inf)
+    return torch.empty_like(ordered).scatter_(1, order, ordered)
+
+
+def transformed_logprobs(logits: Tensor, rows: RowTransforms) -> Tensor:
+    """Natural log-probabilities of the distribution that rows are sampled from, fp32 [R, V].
+
+    log_softmax(logits / T) over what the cuts keep. A greedy row (T = 0) has no such distribution: it reports log_softmax(logits).
+    """
+    scaled = logits.float()
+    if (rows.temperature != 1.0).any():
+        t = np.where(rows.temperature > 0.0, rows.temperature, np.float32(1.0))
+        scaled = scaled / torch.from_numpy(t).to(logits.device).unsqueeze(1)
+    if rows.cuts:
+        scaled = _cut(scaled, rows)
+    return scaled.log_softmax(-1)
+
+
+def sample(logits: Tensor, rows: RowTransforms, uniform: npt.NDArray[np.float64]) -> tuple[Tensor, Tensor]:
+    """One token a row by inversion of the cumulative distribution at `uniform` [R]; greedy where T = 0.
+
+    `logits` is [R, V]; returns ids int64 [R] and their log-probabilities fp32 [R].
+    """
+    logprobs = transformed_logprobs(logits, rows)
+    greedy = rows.temperature == 0.0
+    if greedy.all():
+        ids = logits.argmax(-1)
+    else:
+        cumulative = logprobs.double().exp().cumsum(-1)
+        total = cumulative[:, -1]
+        target = torch.from_numpy(uniform).to(logits.device) * total
+        # Rounding may lift the product onto the total itself, past the last token that has any probability.
+        target = torch.minimum(target, total.nextafter(torch.zeros_like(total)))
+        ids = torch.searchsorted(cumulative, target.unsqueeze(1), right=True).squeeze(1)
+        if greedy.any():
+            ids = torch.where(torch.from_numpy(greedy).to(logits.device), logits.argmax(-1), ids)
+    return ids, logprobs.gather(1, ids.unsqueeze(1)).squeeze(1)

@@ -1,0 +1,134 @@
+"""The bodies of SGLang's HTTP calls, as far as this engine takes them; checks types and values, and refuses what it would ignore."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rollart.engines.embedded.request import Request
+from rollart.engines.embedded.scheduler import PauseMode
+from rollart.types import SamplingTransform
+
+__all__ = ["AbortBody", "BadRequest", "GenerateBody", "PauseBody", "UpdateBody", "explain", "reply"]
+
+DETERMINISTIC_SEED = 42
+"""What SGLang takes under deterministic inference where a request names no seed."""
+
+
+class BadRequest(ValueError):
+    """A body that cannot be served, in the words of the 400 that answers it."""
+
+
+class _Body(BaseModel):
+    # SGLang ignores unknown keys; wrong types are refused, never converted.
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+
+class SamplingParams(_Body):
+    """`sampling_params` of a generate call, with SGLang's defaults."""
+
+    max_new_tokens: int = Field(default=128, ge=1)
+    temperature: float = Field(default=1.0, ge=0.0, allow_inf_nan=False)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_k: int = Field(default=-1, ge=-1)
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0)
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    sampling_seed: int | None = None
+    stop: str | list[str] | None = None
+    n: int = 1
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+
+    def refuse_unserved(self) -> None:
+        """BadRequest for a parameter that would silently change nothing here."""
+        neutral = {"stop": (None, "", []), "n": (1,), "frequency_penalty": (0.0,), "presence_penalty": (0.0,), "repetition_penalty": (1.0,)}
+        for name, values in neutral.items():
+            if getattr(self, name) not in values:
+                raise BadRequest(f"sampling_params.{name} is not served by the embedded engine; leave it out")
+
+
+class GenerateBody(_Body):
+    """`POST /generate`: one prompt as ids, one response."""
+
+    input_ids: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
+    sampling_params: SamplingParams = SamplingParams()
+    rid: str | None = None
+    extra_key: str | None = None
+    return_logprob: bool = False
+    stream: bool = False
+
+    def to_request(self, vocabulary: int, max_length: int, eos: frozenset[int], deterministic: bool) -> Request:
+        """The engine's form of it; BadRequest if it does not fit the model."""
+        s = self.sampling_params
+        s.refuse_unserved()
+        if max(self.input_ids) >= vocabulary:
+            raise BadRequest(f"input_ids holds {max(self.input_ids)}, the model's vocabulary ends at {vocabulary - 1}")
+        if len(self.input_ids) + s.max_new_tokens > max_length:
+            raise BadRequest(
+                f"{len(self.input_ids)} prompt tokens and max_new_tokens {s.max_new_tokens} exceed the engine's length of {max_length}"
+            )
+        if s.sampling_seed is not None:
+            seed = s.sampling_seed
+        else:
+            seed = DETERMINISTIC_SEED if deterministic else secrets.randbits(63)
+        # SGLang reads a tiny temperature as greedy.
+        temperature = 0.0 if s.temperature < 1e-6 else s.temperature
+        return Request(
+            rid=self.rid or secrets.token_hex(16),
+            prompt=tuple(self.input_ids),
+            max_new_tokens=s.max_new_tokens,
+            transform=SamplingTransform(temperature=temperature, top_p=s.top_p, top_k=s.top_k, min_p=s.min_p),
+            seed=seed,
+            stop_token_ids=frozenset(s.stop_token_ids or ()) | (frozenset() if s.ignore_eos else eos),
+            extra_key=self.extra_key,
+            streaming=self.stream,
+        )
+
+
+class AbortBody(_Body):
+    """`POST /abort_request`: `rid` matches as a prefix; an empty one matches nothing."""
+
+    rid: str = ""
+    abort_all: bool = False
+
+
+class UpdateBody(_Body):
+    """`POST /update_weights_from_disk`: `model_path` is a folder with `model.safetensors`."""
+
+    model_path: str
+    weight_version: str | None = None
+    abort_all_requests: bool = False
+    flush_cache: bool = True
+
+
+class PauseBody(_Body):
+    """`POST /pause_generation`."""
+
+    mode: PauseMode = "abort"
+
+
+def explain(error: ValidationError) -> str:
+    """One line that names each wrong field."""
+    return "; ".join(f"{'.'.join(str(p) for p in e['loc']) or 'body'}: {e['msg']}" for e in error.errors(include_url=False)[:5])
+
+
+def reply(request: Request, version: str, with_logprobs: bool, upto: int | None = None) -> dict[str, Any]:
+    """The answer of a generate call, over the first `upto` tokens where the request still runs."""
+    n = len(request.output_ids) if upto is None else upto
+    spans = [{"version": v, "start": s, "end": min(e, n)} for v, s, e in list(request.spans) if s < n]
+    meta: dict[str, Any] = {
+        "id": request.rid,
+        "finish_reason": request.finish,
+        "prompt_tokens": len(request.prompt),
+        "completion_tokens": n,
+        "cached_tokens": request.cached_tokens,
+        "weight_version": spans[-1]["version"] if spans else version,
+        "weight_versions": spans,
+    }
+    if with_logprobs:
+        meta["output_token_logprobs"] = [[p, i, None] for p, i in zip(request.logprobs[:n], request.output_ids[:n], strict=True)]
+    return {"output_ids": request.output_ids[:n], "meta_info": meta}
