@@ -1,0 +1,110 @@
+"""Saves and loads what a run needs to go on: tensors and JSON documents in one commit; owns no training state itself."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from storage.commit import JSON, Commit
+from storage.errors import Damaged
+from storage.objects import ObjectStore
+from storage.packing import pack
+from storage.version import Version
+from storage.versions import VersionedStore
+
+__all__ = ["Checkpoint", "CheckpointStore"]
+
+_DOCUMENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A run's state after `version.step` steps of lineage `version.lineage`."""
+
+    version: Version
+    arrays: dict[str, torch.Tensor]
+    documents: dict[str, JSON]
+
+
+class CheckpointStore:
+    """Checkpoints at `url`: a local path, or any URL that fsspec opens with `storage_options`.
+
+    A checkpoint exists whole or not at all, and saving one leaves the earlier ones as they are. On a local disk it has
+    reached the disk when `save` returns. Travels by pickle.
+    """
+
+    def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None) -> None:
+        self._versioned = VersionedStore(ObjectStore(url, storage_options, durable=True))
+
+    @classmethod
+    def over(cls, objects: ObjectStore) -> CheckpointStore:
+        """The checkpoints in an object store that is open already."""
+        checkpoints = cls.__new__(cls)
+        checkpoints._versioned = VersionedStore(objects)
+        return checkpoints
+
+    def __repr__(self) -> str:
+        return f"CheckpointStore({self.url!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return CheckpointStore.over, (self._versioned.store,)
+
+    @property
+    def url(self) -> str:
+        return self._versioned.store.url
+
+    def save(self, step: int, lineage: int, *, arrays: Mapping[str, torch.Tensor], documents: Mapping[str, JSON]) -> Version:
+        """Writes tensors (weights, optimizer and random state) and documents by name, all in one commit; the version it has.
+
+        VersionTaken if there is such a checkpoint. UnsupportedTensor; TypeError or ValueError for what isn't JSON, and for a
+        document's name that isn't letters, digits and `_.-`.
+        """
+        version = Version(lineage, step)
+        for name in documents:
+            if _DOCUMENT_NAME.fullmatch(name) is None:
+                raise ValueError(f"document name {name!r} isn't letters, digits, '_', '.' and '-'")
+        texts = {name: json.dumps(document, allow_nan=False, separators=(",", ":")).encode() for name, document in documents.items()}
+        self._versioned.put(version, pack(arrays), parent=None, metadata={}, documents=texts)
+        return version
+
+    def load(self, version: Version | None = None) -> Checkpoint:
+        """The checkpoint of `version` (default: `newest()`), every byte checked.
+
+        VersionMissing, UnknownFormat, or Damaged, which names the object that is cut short, changed or missing.
+        """
+        commit = self.commit(self._versioned.resolve(version))
+        documents = {name: self._document(commit, name) for name in commit.documents}
+        return Checkpoint(commit.version, self._versioned.tensors(commit), documents)
+
+    def newest(self, lineage: int | None = None) -> Version | None:
+        """The last checkpoint of `lineage` (default: the newest lineage) or, while it has none, the one it branched off."""
+        return self._versioned.newest(lineage)
+
+    def versions(self) -> list[Version]:
+        """All checkpoints that exist, ascending, abandoned tails included."""
+        return self._versioned.versions()
+
+    def commit(self, version: Version) -> Commit:
+        """What a checkpoint holds, without its content. VersionMissing, Damaged or UnknownFormat."""
+        return self._versioned.commit(version)
+
+    def open_lineage(self, parent: Version | None) -> int:
+        """The number of a new lineage that goes on from checkpoint `parent`; from now on `newest()` is of it."""
+        return self._versioned.open_lineage(parent)
+
+    def check_writable(self) -> None:
+        """Raises one StoreUnreachable that says what to do unless checkpoints can be saved here."""
+        self._versioned.store.check_writable()
+
+    def _document(self, commit: Commit, name: str) -> JSON:
+        data = self._versioned.document(commit, name)
+        try:
+            found: JSON = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise Damaged(what=commit.documents[name].key, reason="isn't JSON", url=self.url, version=commit.version) from error
+        return found

@@ -1,0 +1,95 @@
+"""What can go wrong with a store, as types; owns the wording, and no way of finding out."""
+
+from __future__ import annotations
+
+from storage.version import Version
+
+__all__ = [
+    "ConditionIgnored", "Damaged", "ObjectMissing", "StoreError", "StoreUnreachable", "TensorMismatch", "UnknownFormat", "UnknownTensor",
+    "UnsafePath", "UnsupportedTensor", "VersionMissing", "VersionTaken",
+]  # fmt: skip
+
+
+class StoreError(Exception):
+    """Anything that a store or what is in it does wrong; every error of this package is one."""
+
+
+class StoreUnreachable(StoreError):
+    """The store can't be opened, read or written: unknown protocol, no such bucket, no permission, no network, no space."""
+
+
+class ConditionIgnored(StoreUnreachable):
+    """The server accepts a write that should happen only if the object is absent, so two publishers could both win."""
+
+
+class ObjectMissing(StoreError):
+    """An object that was asked for by its path isn't there."""
+
+
+class UnsafePath(StoreError, ValueError):
+    """A path that would leave the store, or that isn't spelled as the one name of its object."""
+
+
+class UnsupportedTensor(StoreError, TypeError):
+    """A tensor that has no plain array form: sparse, quantized, on the meta device, or of a type that no array here holds."""
+
+
+class UnknownTensor(StoreError, KeyError):
+    """A tensor, by its name, that the version doesn't have."""
+
+    def __str__(self) -> str:  # KeyError would show the message's repr
+        return str(self.args[0])
+
+
+class TensorMismatch(StoreError, ValueError):
+    """A tensor to read into has another shape or type than the stored one."""
+
+
+class UnknownFormat(StoreError):
+    """A commit of a later format, or one that needs a feature which this release doesn't have."""
+
+
+class VersionMissing(StoreError, LookupError):
+    """No commit makes this version exist in this store."""
+
+    def __init__(self, version: Version | None, url: str) -> None:
+        what = "any version" if version is None else f"version {version}"
+        super().__init__(f"{url} doesn't hold {what}; versions() lists what it holds")
+        self.version = version
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+class VersionTaken(StoreError):
+    """Another publisher committed this version first; what it holds is theirs, and ours was dropped whole."""
+
+    def __init__(self, version: Version, url: str) -> None:
+        super().__init__(f"version {version} of {url} exists already: another publisher committed it; pull it, or publish the next one")
+        self.version = version
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+class Damaged(StoreError):
+    """Stored bytes are missing, cut short, changed or contradictory. `tensor` is None if it isn't one tensor's bytes."""
+
+    def __init__(self, *, what: str, reason: str, url: str, version: Version | None = None, tensor: str | None = None) -> None:
+        whose = f"tensor {tensor!r} of " if tensor is not None else ""
+        which = f"version {version} " if version is not None else ""
+        super().__init__(f"{whose}{which}in {url} is damaged: {what} {reason}; use another version, or write this one again as a new one")
+        self.version = version
+        self.tensor = tensor
+        self.what = what
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(kind: type[StoreError], args: tuple[object, ...], fields: dict[str, object]) -> StoreError:
+    """Errors travel between Dask workers as their message and fields, not through their constructors."""
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(fields)
+    return error

@@ -1,0 +1,135 @@
+"""Where each tensor lies in a version's arrays, and whether that can be true; owns the check that nothing read is believed before."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from storage import layout
+from storage.dtypes import ITEMSIZE
+
+_ARRAY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+_ATTEMPT = re.compile(r"[0-9a-f]{32}")
+_MOST_DIMENSIONS = 64
+_LARGEST_CHUNK = 1 << 30
+
+
+class IndexRefused(ValueError):
+    """An index that contradicts itself or points outside of its arrays."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkEntry:
+    """One chunk as stored: its values' bytes, then Zarr's own crc32c of them.
+
+    `bytes` counts both; `crc32c` is that checksum; `blocks` are those of each `block_bytes` of the values, as little-endian
+    uint32 in base64, for reads of a part.
+    """
+
+    key: str
+    bytes: int
+    crc32c: int
+    blocks: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayEntry:
+    """A 1-D Zarr array of `length` values of torch type `dtype`, `chunk` values a chunk (the last one is padded to that)."""
+
+    dtype: str
+    length: int
+    chunk: int
+    block_bytes: int
+    chunks: tuple[ChunkEntry, ...]
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a chunk's values, without the checksum."""
+        return self.chunk * ITEMSIZE[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """A tensor: `numel` values of `array` from value `offset`, in row-major order, unless it is another name for `alias_of`.
+
+    Empty tensors have array None. `encoding` `raw` means that the values stand there themselves.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    array: str | None = None
+    offset: int = 0
+    numel: int = 0
+    alias_of: str | None = None
+    encoding: str = "raw"
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectEntry:
+    """Another object of the version (Zarr's metadata, a document) with its size and SHA-256."""
+
+    key: str
+    bytes: int
+    sha256: str = field(repr=False)
+
+
+def check_attempt(attempt: str) -> None:
+    """IndexRefused unless `attempt` is the 32 hexadecimal digits that make it a part of a path."""
+    if _ATTEMPT.fullmatch(attempt) is None:
+        raise IndexRefused(f"attempt {attempt[:40]!r} isn't 32 hexadecimal digits")
+
+
+def check_index(arrays: Mapping[str, ArrayEntry], tensors: Mapping[str, TensorEntry]) -> None:
+    """IndexRefused unless every chunk, tensor and alias is consistent, inside of its array, and no two tensors overlap.
+
+    Since they don't overlap, what a reader allocates is bounded by what is stored.
+    """
+    for name, array in arrays.items():
+        _check_array(name, array)
+    spans: dict[str, list[tuple[int, int, str]]] = {name: [] for name in arrays}
+    for name, tensor in tensors.items():
+        _check_tensor(name, tensor, arrays, tensors)
+        if tensor.array is not None and tensor.alias_of is None:
+            spans[tensor.array].append((tensor.offset, tensor.offset + tensor.numel, name))
+    for taken in spans.values():
+        taken.sort()
+        for (_, end, one), (start, _, other) in itertools.pairwise(taken):
+            if start < end:
+                raise IndexRefused(f"tensors {one!r} and {other!r} overlap")
+
+
+def _check_array(name: str, array: ArrayEntry) -> None:
+    if _ARRAY_NAME.fullmatch(name) is None:
+        raise IndexRefused(f"array name {name[:40]!r} isn't plain")
+    if array.dtype not in ITEMSIZE:
+        raise IndexRefused(f"array {name!r} has unknown type {array.dtype[:40]!r}")
+    if array.length < 1 or array.chunk < 1 or array.block_bytes < 1 or array.chunk_bytes > _LARGEST_CHUNK:
+        raise IndexRefused(f"array {name!r} has impossible sizes: length {array.length}, chunk {array.chunk}, block {array.block_bytes}")
+    if len(array.chunks) != -(-array.length // array.chunk):
+        raise IndexRefused(f"array {name!r} lists {len(array.chunks)} chunks for {array.length} values of {array.chunk} each")
+    for number, chunk in enumerate(array.chunks):
+        if chunk.key != layout.chunk_key(name, number) or chunk.bytes != array.chunk_bytes + layout.CHECKSUM_BYTES:
+            raise IndexRefused(f"chunk {number} of array {name!r} has a wrong key or size: {chunk.key[:60]!r}, {chunk.bytes} bytes")
+
+
+def _check_tensor(name: str, tensor: TensorEntry, arrays: Mapping[str, ArrayEntry], tensors: Mapping[str, TensorEntry]) -> None:
+    if tensor.dtype not in ITEMSIZE:
+        raise IndexRefused(f"tensor {name!r} has unknown type {tensor.dtype[:40]!r}")
+    if len(tensor.shape) > _MOST_DIMENSIONS or min(tensor.shape, default=0) < 0 or math.prod(tensor.shape) != tensor.numel:
+        raise IndexRefused(f"tensor {name!r} can't have shape {tensor.shape[:_MOST_DIMENSIONS]} and {tensor.numel} values")
+    if tensor.alias_of is not None:
+        target = tensors.get(tensor.alias_of)
+        if target is None or target.alias_of is not None or (target.dtype, target.shape) != (tensor.dtype, tensor.shape):
+            raise IndexRefused(f"tensor {name!r} can't be another name for {tensor.alias_of!r}")
+    elif tensor.array is None:
+        if tensor.numel:
+            raise IndexRefused(f"tensor {name!r} has {tensor.numel} values and no array")
+    else:
+        array = arrays.get(tensor.array)
+        if array is None or array.dtype != tensor.dtype:
+            raise IndexRefused(f"tensor {name!r} of {tensor.dtype} is said to be in array {tensor.array[:60]!r}, which can't hold it")
+        if tensor.offset < 0 or tensor.numel < 1 or tensor.offset + tensor.numel > array.length:
+            raise IndexRefused(f"tensor {name!r} reaches outside of array {tensor.array!r}")

@@ -1,0 +1,51 @@
+"""Where the objects of a store of versions are; owns the spelling of paths and the sizes, reads and writes nothing."""
+
+from __future__ import annotations
+
+from storage.version import Version
+
+COMMITS = "commits"
+DATA = "data"
+LINEAGES = "lineages"
+
+CHUNK_BYTES = 16 << 20
+"""About how large a chunk is: large enough for a disk's or a bucket's full speed, small enough to hold a few in memory."""
+
+BLOCK_BYTES = 64 << 10
+"""What a chunk is checked in when only a part of it is read: one checksum each, in the commit."""
+
+CHECKSUM_BYTES = 4
+"""Zarr's crc32c codec appends this much to every chunk."""
+
+
+def commit_path(version: Version) -> str:
+    return f"{COMMITS}/{version.lineage}-{version.step:08d}.json"
+
+
+def commit_version(path: str) -> Version | None:
+    """The version whose commit `path` is; None for any other object."""
+    try:
+        version = Version.parse(path.removeprefix(COMMITS + "/").removesuffix(".json"))
+    except ValueError:
+        return None
+    return version if commit_path(version) == path else None
+
+
+def data_prefix(version: Version, attempt: str) -> str:
+    """The folder, and Zarr group, of one attempt's arrays; another attempt at the same version has another one."""
+    return f"{DATA}/v{version.lineage}-{version.step:08d}-{attempt}"
+
+
+def lineage_path(lineage: int) -> str:
+    return f"{LINEAGES}/{lineage:06d}.json"
+
+
+def lineage_number(path: str) -> int | None:
+    """The lineage whose record `path` is; None for any other object."""
+    digits = path.removeprefix(LINEAGES + "/").removesuffix(".json")
+    return int(digits) if digits.isascii() and digits.isdigit() and lineage_path(int(digits)) == path else None
+
+
+def chunk_key(array: str, number: int) -> str:
+    """Zarr v3's default key of a 1-D array's chunk."""
+    return f"{array}/c/{number}"

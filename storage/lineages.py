@@ -1,0 +1,80 @@
+"""Which lineages a store has and where each one branched off; owns their records and the rule of what is newest."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+
+from storage import layout
+from storage.commit import FORMAT, sealed, unsealed
+from storage.errors import Damaged, ObjectMissing, StoreError, VersionMissing
+from storage.objects import ObjectStore
+from storage.version import Version
+
+_OPEN_ATTEMPTS = 64
+"""Each lost race means that another one opened a lineage; so many at once are a mistake, not contention."""
+
+
+class Lineages:
+    """The lineage records of `store`. A lineage without a record is a root: it branched off nothing."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def numbers(self) -> list[int]:
+        """Recorded lineages, ascending."""
+        found = (layout.lineage_number(path) for path in self._store.list(layout.LINEAGES))
+        return sorted(number for number in found if number is not None)
+
+    def open(self, parent: Version | None, versions: Sequence[Version]) -> int:
+        """Records the next lineage, branching off `parent`; its number, which no other caller gets.
+
+        `versions` are those that exist. VersionMissing if the parent isn't one of them.
+        """
+        if parent is not None and parent not in versions:
+            raise VersionMissing(parent, self._store.url)
+        number = max((*self.numbers(), *(version.lineage for version in versions)), default=-1) + 1
+        for _ in range(_OPEN_ATTEMPTS):
+            record = {"format": FORMAT, "lineage": number, "parent": None if parent is None else str(parent), "created": time.time()}
+            if self._store.create(layout.lineage_path(number), sealed(json.dumps(record, separators=(",", ":")).encode())):
+                return number
+            number += 1
+        raise StoreError(f"{self._store.url}: others took {_OPEN_ATTEMPTS} lineages meanwhile; is something opening them in a loop?")
+
+    def parent(self, number: int) -> Version | None:
+        """The version that a lineage branched off; None for a root. Damaged if its record is."""
+        path = layout.lineage_path(number)
+        try:
+            data = self._store.read(path)
+        except ObjectMissing:
+            return None
+        spelled = unsealed(data, path, self._store.url).get("parent")
+        if spelled is None:
+            return None
+        try:
+            parent = Version.parse(str(spelled))
+        except ValueError as error:
+            raise Damaged(what=path, reason=f"names no version as its parent: {str(spelled)[:40]!r}", url=self._store.url) from error
+        if parent.lineage >= number:
+            raise Damaged(what=path, reason=f"names a later parent, {parent}", url=self._store.url)
+        return parent
+
+    def newest(self, versions: Iterable[Version], lineage: int | None = None) -> Version | None:
+        """The last of `versions` in `lineage` (default: the newest there is) or, while that has none, the version it branched off.
+
+        What came after the branch point in the older lineage is an abandoned tail and isn't returned. VersionMissing if the
+        branch point is gone from `versions`.
+        """
+        existing = set(versions)
+        if lineage is None:
+            lineage = max((*self.numbers(), *(version.lineage for version in existing)), default=None)
+            if lineage is None:
+                return None
+        own = [version for version in existing if version.lineage == lineage]
+        if own:
+            return max(own)
+        parent = self.parent(lineage)
+        if parent is not None and parent not in existing:
+            raise VersionMissing(parent, self._store.url)
+        return parent

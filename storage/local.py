@@ -1,0 +1,132 @@
+"""Objects as files under a folder, each whole or absent; owns temporary files, renames and links, raises plain OSErrors."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from storage.errors import UnsafePath
+
+_TEMPORARY = ".tmp-"
+
+
+class LocalObjects:
+    """Files under `root`, which is made on the first write. `durable` writes reach the disk (fsync) before they count."""
+
+    parallel = 1
+    """How many requests at once pay off; more would only share one disk."""
+
+    def __init__(self, root: str, *, durable: bool = False) -> None:
+        self._root = os.path.realpath(os.path.expanduser(root))
+        self._durable = durable
+
+    @property
+    def url(self) -> str:
+        return self._root
+
+    def read(self, path: str) -> bytes:
+        return Path(self._file(path)).read_bytes()
+
+    def read_into(self, path: str, buffer: npt.NDArray[np.uint8], start: int) -> int:
+        """Fills `buffer` from byte `start`; the object's whole size in bytes, or less than asked for if it ends early."""
+        with open(self._file(path), "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(start)
+            view = buffer.data
+            while len(view):
+                count = file.readinto(view)
+                if not count:
+                    break
+                view = view[count:]
+            return size
+
+    def write(self, path: str, data: npt.NDArray[np.uint8] | bytes) -> None:
+        target = self._file(path)
+        with self._temporary(target, data) as temporary:
+            os.replace(temporary, target)
+        self._sync_folder(target)
+
+    def create(self, path: str, data: npt.NDArray[np.uint8] | bytes) -> bool:
+        target = self._file(path)
+        try:
+            with self._temporary(target, data) as temporary:
+                # A link appears whole and only if the name is free; opening with O_EXCL would show an empty file first.
+                os.link(temporary, target)
+        except FileExistsError:
+            return False
+        self._sync_folder(target)
+        return True
+
+    def list(self, prefix: str) -> list[str]:
+        start = self._file(prefix) if prefix else self._root
+        found = []
+        for folder, _, names in os.walk(start, onerror=_raise_unless_absent):
+            found += [os.path.join(folder, name) for name in names if not name.startswith(_TEMPORARY)]
+        return sorted(os.path.relpath(name, self._root) for name in found)
+
+    def exists(self, path: str) -> bool:
+        return os.path.isfile(self._file(path))
+
+    def delete(self, path: str, recursive: bool) -> None:
+        target = self._file(path)
+        with suppress(FileNotFoundError):
+            if recursive and os.path.isdir(target):
+                shutil.rmtree(target)
+            else:
+                os.unlink(target)
+
+    def _file(self, path: str) -> str:
+        full = os.path.join(self._root, path)
+        # The name is plain, so only a link planted inside of the store can still lead out of it.
+        if os.path.realpath(full) != full:
+            raise UnsafePath(f"{path!r} in {self._root} goes through a symbolic link; a store holds plain files only")
+        return full
+
+    @contextmanager
+    def _temporary(self, target: str, data: npt.NDArray[np.uint8] | bytes) -> Iterator[str]:
+        """A closed file with `data` in `target`'s folder; gone at the end unless it was renamed."""
+        folder = os.path.dirname(target)
+        name = os.path.join(folder, _TEMPORARY + uuid.uuid4().hex)
+        try:
+            try:
+                file = open(name, "xb", buffering=0)  # noqa: SIM115  closed right below
+            except FileNotFoundError:
+                self._make(folder)
+                file = open(name, "xb", buffering=0)  # noqa: SIM115
+            with file:
+                view = data.data if isinstance(data, np.ndarray) else memoryview(data)
+                while len(view):
+                    view = view[file.write(view) :]
+                if self._durable:
+                    os.fsync(file.fileno())
+            yield name
+        finally:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                os.unlink(name)
+
+    def _make(self, folder: str) -> None:
+        os.makedirs(folder, exist_ok=True)
+        while folder.startswith(self._root):  # a new folder has reached the disk once its parent's list of names has
+            self._sync_folder(folder)
+            folder = os.path.dirname(folder)
+
+    def _sync_folder(self, target: str) -> None:
+        if not self._durable:
+            return
+        descriptor = os.open(os.path.dirname(target), os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _raise_unless_absent(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):  # a folder that isn't there yet, or was deleted meanwhile, has nothing in it
+        raise error

@@ -1,0 +1,184 @@
+"""One way to read and write objects on any URL; owns path safety, typed errors and secrecy, knows nothing of versions."""
+
+from __future__ import annotations
+
+import re
+import sys
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from storage import paths
+from storage.errors import ConditionIgnored, ObjectMissing, StoreError, StoreUnreachable
+from storage.local import LocalObjects
+from storage.remote import RemoteObjects
+
+Data = bytes | npt.NDArray[np.uint8]
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_USER = re.compile(r"://[^/@]*@")
+_SECRET = re.compile(r"key|secret|token|pass|cred|sas|auth|sign", re.IGNORECASE)
+_CLIENT_ERRORS = (
+    ("botocore.exceptions", "BotoCoreError"), ("botocore.exceptions", "ClientError"), ("aiohttp", "ClientError"),
+    ("gcsfs.retry", "HttpError"), ("google.auth.exceptions", "GoogleAuthError"), ("requests.exceptions", "RequestException"),
+)  # fmt: skip
+"""What clients raise that isn't an OSError. Looked up only once the client is loaded: none of them is imported for its errors."""
+
+
+class Backend(Protocol):
+    """The calls that a kind of store has to answer, with checked paths; errors are the client's own."""
+
+    parallel: int
+
+    def read(self, path: str) -> bytes: ...
+    def read_into(self, path: str, buffer: npt.NDArray[np.uint8], start: int) -> int: ...
+    def write(self, path: str, data: Data) -> None: ...
+    def create(self, path: str, data: Data) -> bool: ...
+    def list(self, prefix: str) -> list[str]: ...
+    def exists(self, path: str) -> bool: ...
+    def delete(self, path: str, recursive: bool) -> None: ...
+
+
+class ObjectStore:
+    """Objects under `url`: a local path, or any URL that fsspec opens (`s3://`, `gs://`, `memory://`, ...).
+
+    `storage_options` go to the fsspec client; credentials given there appear in no error and no repr. `durable` makes local
+    writes reach the disk before they return. Errors of all calls: StoreUnreachable, ObjectMissing, UnsafePath. Instances
+    travel by pickle as URL and options, and open their own client where they arrive.
+    """
+
+    def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None, *, durable: bool = False) -> None:
+        self._options = dict(storage_options or {})
+        self._durable = durable
+        self._url = str(url).rstrip("/") or "/"
+        self._secrets = tuple(_secrets(self._options))
+        scheme = _SCHEME.match(self._url)
+        if "::" in self._url:
+            raise StoreUnreachable(f"{self.url}: chained URLs aren't stores, since a cache between would hide new versions")
+        self._backend: Backend
+        with self._translated("opening", also=ValueError):  # fsspec's word for a protocol or an option that it doesn't know
+            if scheme is None or scheme[1] in {"file", "local"}:
+                local = LocalObjects(self._url if scheme is None else self._url[scheme.end() :], durable=durable)
+                self._url = local.url
+                self._backend = local
+            else:
+                self._backend = RemoteObjects(self._url, self._options)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _reopen, (type(self), self._url, self._options, self._durable)
+
+    @property
+    def url(self) -> str:
+        """The store's URL without user and password; for a local store, its absolute path."""
+        return _USER.sub("://", self._url)
+
+    @property
+    def parallel(self) -> int:
+        """How many requests at once pay off on this store."""
+        return self._backend.parallel
+
+    def child(self, prefix: str) -> ObjectStore:
+        """The store of what is under `prefix`."""
+        return type(self)(f"{self._url}/{paths.checked(prefix)}", self._options, durable=self._durable)
+
+    def read(self, path: str) -> bytes:
+        """The whole object; ObjectMissing if there is none."""
+        with self._translated("reading", paths.checked(path)):
+            return self._backend.read(path)
+
+    def read_into(self, path: str, buffer: npt.NDArray[np.uint8], start: int = 0) -> int:
+        """Fills `buffer` (bytes) with the object's from `start` on; where the object ends, or `start` + len + 1 if it goes on after."""
+        with self._translated("reading", paths.checked(path)):
+            return self._backend.read_into(path, buffer, start)
+
+    def write(self, path: str, data: Data) -> None:
+        """Puts an object, whole or not at all, in place of any that was there."""
+        with self._translated("writing", paths.checked(path)):
+            self._backend.write(path, data)
+
+    def create(self, path: str, data: Data) -> bool:
+        """Puts an object only if there is none; whether it was put. Of any number of racing callers one gets True."""
+        with self._translated("creating", paths.checked(path)):
+            return self._backend.create(path, data)
+
+    def list(self, prefix: str = "") -> list[str]:
+        """Sorted paths of all objects under the folder `prefix`, as they are now: never from a cache."""
+        with self._translated("listing", paths.checked(prefix) if prefix else ""):
+            return self._backend.list(prefix)
+
+    def exists(self, path: str) -> bool:
+        """Whether there is an object of exactly this path."""
+        with self._translated("looking for", paths.checked(path)):
+            return self._backend.exists(path)
+
+    def delete(self, path: str, recursive: bool = False) -> None:
+        """Removes an object, or with `recursive` all under a folder; no error if there is nothing."""
+        with self._translated("deleting", paths.checked(path)):
+            self._backend.delete(path, recursive)
+
+    def check_writable(self) -> None:
+        """Raises one StoreUnreachable, saying what to do, unless objects can be created, only once, read and deleted here."""
+        probe = f"probe-{uuid.uuid4().hex}"
+        try:
+            self.create(probe, b"probe")
+            twice = self.create(probe, b"probe")
+            self.read(probe)
+            self.delete(probe)
+        except StoreError as error:
+            raise StoreUnreachable(
+                f"can't write to {self.url}: check that the folder or bucket exists, that its permissions and your credentials allow "
+                f"writing, and that the address is right ({error})"
+            ) from error.__cause__
+        if twice:
+            raise ConditionIgnored(
+                f"{self.url} overwrites objects that it was asked only to create; use a server with conditional writes "
+                "(If-None-Match), or make sure that only one process ever publishes here"
+            )
+
+    @contextmanager
+    def _translated(self, doing: str, path: str = "", also: type[Exception] = OSError) -> Iterator[None]:
+        where = f"{self.url}/{path}" if path else self.url
+        try:
+            yield
+        except StoreError:
+            raise
+        except FileNotFoundError as error:
+            raise ObjectMissing(self._scrubbed(f"{where} doesn't exist ({doing} it)")) from self._cause(error)
+        except _client_errors(also) as error:
+            text = self._scrubbed(f"{doing} {where} failed: {type(error).__name__}: {error}")
+            raise StoreUnreachable(text) from self._cause(error)
+
+    def _scrubbed(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return _USER.sub("://", text)
+
+    def _cause(self, error: Exception) -> Exception | None:
+        """`error`, for the traceback, unless that would show a credential."""
+        text = f"{error} {error.__cause__}"
+        return error if self._scrubbed(text) == text else None
+
+
+def _reopen(kind: type[ObjectStore], url: str, options: dict[str, Any], durable: bool) -> ObjectStore:
+    return kind(url, options, durable=durable)
+
+
+def _secrets(options: Mapping[str, Any], *, inside: bool = False) -> Iterator[str]:
+    for name, value in options.items():
+        secret = inside or _SECRET.search(str(name)) is not None
+        if isinstance(value, Mapping):
+            yield from _secrets(value, inside=secret)
+        elif secret and isinstance(value, str) and len(value) > 3:
+            yield value
+
+
+def _client_errors(also: type[Exception]) -> tuple[type[Exception], ...]:
+    found = (getattr(sys.modules.get(module), name, None) for module, name in _CLIENT_ERRORS)
+    return (OSError, ImportError, also, *(kind for kind in found if isinstance(kind, type) and issubclass(kind, Exception)))

@@ -1,0 +1,112 @@
+"""Objects behind an fsspec file system (S3, GCS, memory, ...); owns conditional creation there, raises what the clients raise."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import fsspec
+import numpy as np
+import numpy.typing as npt
+
+_CREATE_ATTEMPTS = 5
+"""A server may answer 409 to a conditional write that met another one; it is then asked again, this often at most."""
+_CREATE_PAUSE_S = 0.05
+_memory_lock = threading.Lock()
+"""fsspec's memory store looks, then writes; within this process (its whole world) the lock makes that one action."""
+
+_log = logging.getLogger(__name__)
+
+
+class RemoteObjects:
+    """Objects under `url`. Only the client's blocking calls are used, so one instance never mixes event loops."""
+
+    parallel = 4
+    """How many requests at once pay off: enough to hide a round trip, few enough for the memory that they hold."""
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        self._fs, root = fsspec.core.url_to_fs(url, **options)
+        self._root = str(root).rstrip("/")
+        self._is_memory = url.startswith("memory://")
+        if self._is_memory:
+            self.parallel = 1
+
+    def read(self, path: str) -> bytes:
+        return bytes(self._fs.cat_file(self._key(path)))
+
+    def read_into(self, path: str, buffer: npt.NDArray[np.uint8], start: int) -> int:
+        """Fills `buffer` from byte `start`; how far the object was seen to reach, in bytes."""
+        # One byte more than wanted tells an object that is too long from one that fits, without a second request.
+        data = self._fs.cat_file(self._key(path), start=start, end=start + len(buffer) + 1)
+        taken = min(len(data), len(buffer))
+        buffer[:taken] = np.frombuffer(data, dtype=np.uint8, count=taken)
+        return start + len(data)
+
+    def write(self, path: str, data: npt.NDArray[np.uint8] | bytes) -> None:
+        self._fs.pipe_file(self._key(path), _bytes(data))
+
+    def create(self, path: str, data: npt.NDArray[np.uint8] | bytes) -> bool:
+        if self._is_memory:
+            with _memory_lock:
+                return self._create(path, _bytes(data))
+        return self._create(path, _bytes(data))
+
+    def _create(self, path: str, data: bytes) -> bool:
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                self._fs.pipe_file(self._key(path), data, mode="create")
+            except FileExistsError:
+                return False
+            except OSError as error:
+                code = _s3_code(error)
+                if code == "PreconditionFailed":  # s3fs recognises it only if the server's reply names the condition
+                    return False
+                conflict = code in {"ConditionalRequestConflict", "OperationAborted", "409"} or error.errno == errno.EBUSY
+                if not conflict or attempt == _CREATE_ATTEMPTS:
+                    raise
+                _log.warning("creating %s met another writer (%s); attempt %d of %d", path, code, attempt, _CREATE_ATTEMPTS)
+                time.sleep(_CREATE_PAUSE_S * attempt)
+            else:
+                return True
+
+    def list(self, prefix: str) -> list[str]:
+        self._fs.invalidate_cache()  # a listing that was kept would hide what others committed since
+        start = self._key(prefix) if prefix else self._root
+        skipped = len(self._root) + 1
+        return sorted(name[skipped:] for name in map(str, self._fs.find(start)) if name.startswith(start + "/"))
+
+    def exists(self, path: str) -> bool:
+        self._fs.invalidate_cache()
+        try:
+            return bool(self._fs.info(self._key(path))["type"] == "file")
+        except FileNotFoundError:
+            return False
+
+    def delete(self, path: str, recursive: bool) -> None:
+        self._fs.invalidate_cache()
+        try:
+            self._fs.rm(self._key(path), recursive=recursive)
+        except FileNotFoundError:
+            return
+
+    def _key(self, path: str) -> str:
+        return f"{self._root}/{path}"
+
+
+def _bytes(data: npt.NDArray[np.uint8] | bytes) -> bytes:
+    return data if isinstance(data, bytes) else data.tobytes()
+
+
+def _s3_code(error: BaseException) -> str | None:
+    """The S3 error code behind what s3fs raised, if there is one."""
+    response = getattr(error.__cause__, "response", None)
+    if not isinstance(response, dict):
+        return None
+    code = response.get("Error", {}).get("Code")
+    return None if code is None else str(code)

@@ -1,0 +1,93 @@
+"""The three kinds of store that the same tests run on: a folder, fsspec's memory, and S3 (moto's server, s3fs's client)."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from moto.server import ThreadedMotoServer
+
+from storage.objects import ObjectStore
+
+Place = tuple[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[dict[str, Any]]:
+    """Client options for a running S3 server with bucket `bucket`."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    options = {
+        "key": "test-key-id",
+        "secret": "test-secret-value",
+        "endpoint_url": f"http://{host}:{port}",
+        "client_kwargs": {"region_name": "us-east-1"},
+    }
+    fsspec.filesystem("s3", **options).mkdir("bucket")
+    yield options
+    server.stop()
+
+
+@pytest.fixture(params=["local", "memory", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """URL and storage options of an empty store."""
+    if request.param == "local":
+        return str(tmp_path / "new" / "store"), {}
+    if request.param == "memory":
+        return f"memory://{uuid.uuid4().hex}", {}
+    return f"s3://bucket/{uuid.uuid4().hex}", request.getfixturevalue("s3")
+
+
+@pytest.fixture
+def objects(place: Place) -> ObjectStore:
+    return ObjectStore(*place)
+
+
+class Killed(BaseException):
+    """The process ends here, as far as the code under test can tell: nothing that catches errors may catch it."""
+
+
+class DyingStore(ObjectStore):
+    """An object store whose `left` more writes (creations included) succeed; the next one kills the process before it acts."""
+
+    budget: list[int]
+
+    @classmethod
+    def over(cls, place: Place, left: int, durable: bool = False) -> DyingStore:
+        store = cls(place[0], place[1], durable=durable)
+        store.budget = [left]
+        return store
+
+    def child(self, prefix: str) -> DyingStore:
+        child = super().child(prefix)
+        assert isinstance(child, DyingStore)
+        child.budget = self.budget
+        return child
+
+    def write(self, path: str, data: Any) -> None:
+        self._spend()
+        super().write(path, data)
+
+    def create(self, path: str, data: Any) -> bool:
+        self._spend()
+        return super().create(path, data)
+
+    def _spend(self) -> None:
+        if self.budget[0] == 0:
+            raise Killed
+        self.budget[0] -= 1
+
+
+@pytest.fixture
+def dying(place: Place) -> Callable[[int], DyingStore]:
+    return lambda left: DyingStore.over(place, left)
+
+
+@pytest.fixture
+def killed() -> type[BaseException]:
+    return Killed
