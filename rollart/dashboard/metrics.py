@@ -2,7 +2,8 @@
 
 On a local file system lines are appended. Object stores cannot append, so there the lines go to pieces, `metrics.jsonl`,
 `metrics-00001.jsonl` and so on: the last piece is rewritten whole with each line and closed when it reaches `PIECE_BYTES`, which
-bounds what one line costs to write. Either way a line is in the store when `write` returns. Refuses to know what a line means, but for `step`.
+bounds what one line costs to write. Either way a line is in the store when `write` returns. Refuses to know what a line means,
+but for `step`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,89 @@
+"""Draws a run's summary for a terminal. Computes nothing: every figure comes from `Summary`."""
+
+from __future__ import annotations
+
+import math
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from rollart.dashboard.estimates import Estimate
+from rollart.dashboard.summary import Summary
+
+__all__ = ["figures", "interval", "percent", "summary_table"]
+
+
+def summary_table(summary: Summary) -> RenderableType:
+    """The table that ends a run; fits 80 columns."""
+    reward = _table("Reward on held-out episodes: mean, and its 95 % interval below", ("task", "before", "after", "rise", "best"))
+    for task in summary.tasks:
+        rise = f"{_below(task.rise, signed=True)}\n{task.rise.method}" if task.rise else "-"
+        reward.add_row(
+            Text(f"{task.task}\nn = {task.after.estimate.n}"), _below(task.before.estimate), _below(task.after.estimate), rise,
+            f"{task.best.estimate.mean:.3f} at {task.best.version}\nfinal/best {_decimal(task.final_over_best)}",
+        )  # fmt: skip
+    stages = _table("Time by stage", ("stage", "seconds", "share of the run"))
+    for stage, seconds in summary.usage.stages.items():
+        stages.add_row(Text(stage), f"{seconds:,.1f}", percent(summary.usage.shares[stage]))
+    facts = Table.grid(padding=(0, 2))
+    for name, value in figures(summary):
+        facts.add_row(Text(name, style="dim"), Text(value))
+    return Group(reward, stages, facts)
+
+
+def _table(title: str, columns: tuple[str, ...]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for name in columns:
+        first = name == columns[0]
+        table.add_column(name, justify="left" if first else "right", no_wrap=not first, overflow="fold")
+    return table
+
+
+def _below(estimate: Estimate, signed: bool = False) -> str:
+    sign = "+" if signed else ""
+    bounds = f"[{estimate.low:{sign}.2f}, {estimate.high:{sign}.2f}]" if math.isfinite(estimate.low) else ""
+    return f"{estimate.mean:{sign}.3f}\n{bounds}"
+
+
+def figures(summary: Summary) -> list[tuple[str, str]]:
+    """The single figures as (name, text), in reading order."""
+    use = summary.usage
+    total = sum(summary.fates.values())
+    return [
+        ("training steps", str(summary.steps)),
+        (
+            "trajectories by fate",
+            ", ".join(f"{fate} {count}" for fate, count in summary.fates.items()) + f" (of {total})" if total else "none",
+        ),
+        ("staleness of trained ones", ", ".join(f"{age}: {count}" for age, count in summary.staleness.items()) or "none"),
+        ("training time with rollout", percent(use.overlap_share)),
+        ("trainer idle", percent(use.trainer_idle_share)),
+        (
+            "rollout tokens a second",
+            f"{_count(use.rate_while_training)} while training, {_count(use.rate_while_idle)} while idle, ratio {_decimal(use.rate_ratio)}",
+        ),
+        ("tokens sampled", f"{summary.tokens_generated:,.0f}"),
+        ("peak memory", "not measured" if summary.peak_memory is None else f"{summary.peak_memory / 1e9:.2f} GB"),
+    ]
+
+
+def interval(estimate: Estimate, signed: bool = False) -> str:
+    """`0.512 [0.443, 0.581]`, or the mean alone where one episode gives no interval."""
+    sign = "+" if signed else ""
+    if not math.isfinite(estimate.low):
+        return f"{estimate.mean:{sign}.3f}"
+    return f"{estimate.mean:{sign}.3f} [{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]"
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
+
+
+def _decimal(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _count(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
