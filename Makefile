@@ -1,0 +1,62 @@
+# Needs Python 3.11 and nothing else: every target builds what it needs first.
+#
+#   make train                     set up, then train the quick start's policy
+#   make train ARGS=--resume       go on where it was stopped
+#   make test                      set up, then lint, type-check and test
+#
+# PYTHON       the interpreter that makes .venv
+# TORCH        cpu (default) or gpu. The package index's own torch is the CUDA build on Linux: `gpu` takes exactly that one. `cpu` takes
+#              the CPU build wherever pip finds one, which is on TORCH_INDEX or on an index or folder that pip is configured with.
+# TORCH_INDEX  URL of an index that holds torch's CPU builds, asked beside the ones that pip is configured with
+# ARGS         passed on to the command behind train, faults, bench and figures
+
+PYTHON ?= python3.11
+TORCH ?= cpu
+TORCH_INDEX ?=
+ARGS ?=
+
+BIN := .venv/bin
+INSTALLED := .venv/.installed-$(TORCH)
+# `===` compares as text, so that 2.13.0 does not stand for 2.13.0+cpu too.
+torch-cpu := torch==2.13.0
+torch-gpu := torch===2.13.0
+
+# Processes share the cores; a thread pool in each of them would oversubscribe these many times over.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: install train test faults bench figures docs clean
+
+install: $(INSTALLED)
+
+train: $(INSTALLED)
+	$(BIN)/rollart run train --config flows/configs/quickstart.yaml $(ARGS)
+
+test: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+faults: $(INSTALLED)
+	$(BIN)/pytest tests/faults $(ARGS)
+
+bench: $(INSTALLED)
+	$(BIN)/python -m benchmarks --quick $(ARGS)
+
+figures: $(INSTALLED)
+	$(BIN)/python -m benchmarks --figures $(ARGS)
+
+docs: $(INSTALLED)
+	$(BIN)/python docs/reference.py
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis dask-worker-space dask-scratch-space
+
+# A new kind of torch starts from an empty environment; changed pins are installed over the old ones.
+$(INSTALLED): pyproject.toml requirements.lock
+	@test -n "$(torch-$(TORCH))" || { echo "TORCH=$(TORCH): write cpu or gpu"; exit 2; }
+	@command -v $(PYTHON) > /dev/null || { echo "no $(PYTHON) here: install Python 3.11, or name it with PYTHON=/path/to/python3.11"; exit 2; }
+	@test -e $@ || $(PYTHON) -m venv --clear .venv
+	$(BIN)/pip install --quiet --constraint requirements.lock $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) '$(torch-$(TORCH))'
+	$(BIN)/pip install --quiet --constraint requirements.lock --editable '.[dev]'
+	@touch $@
