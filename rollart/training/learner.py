@@ -52,7 +52,8 @@ class Learner:
     def train_step(self, batch: TrainBatch) -> StepMetrics:
         """Trains on `batch` with one optimiser step for each of its minibatches, and counts one step, whether or not any was taken.
 
-        StateError unless the batch is for this learner's step, so nothing is trained on twice; NonFiniteError as Optimiser.update has it.
+        StateError unless the batch is for this learner's step, so nothing is trained on twice; NonFiniteError as Optimiser.update has it,
+        after which a checkpoint has to be loaded before training goes on.
         """
         with self.lock:
             if batch.step != self.step:

@@ -1,0 +1,53 @@
+"""The control side of training: each call is a Dask task pinned to the worker that owns the learner. Decides nothing."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from distributed import Client
+
+from rollart.training import worker as tasks
+from rollart.training.metrics import StepMetrics, SupervisedMetrics
+from rollart.training.settings import OptimiserSettings
+from rollart.types import Batch, Receipt, Version
+
+
+class Trainer:
+    """Training steps take the training class's resource, so that one runs at a time; publishing and saving run beside them."""
+
+    def __init__(self, client: Client, address: str, resource: str, namespace: str) -> None:
+        self._client, self._address, self._resource, self._namespace = client, address, resource, namespace
+        self._count = itertools.count()
+
+    async def train(self, batch: Batch, keep_state: bool) -> StepMetrics:
+        """One training step; with `keep_state` the state after it can be saved while the next one runs."""
+        return await self._run("train-step", tasks.train_task, batch, keep_state, exclusive=True)
+
+    async def supervised(self, receipts: Sequence[Receipt]) -> SupervisedMetrics:
+        """One supervised step on durable trajectories."""
+        return await self._run("supervised-step", tasks.supervised_receipts_task, tuple(receipts), exclusive=True)
+
+    async def begin(self, optimiser: OptimiserSettings | None = None) -> None:
+        """A fresh optimiser on the weights held now."""
+        await self._run("begin", tasks.begin_task, optimiser, 0, exclusive=True)
+
+    async def publish(self, version: Version, parent: Version | None, metadata: dict[str, Any]) -> Version:
+        """Publishes the weights of `version`; returns once it exists."""
+        return await self._run("publish", tasks.publish_task, version, parent, metadata)
+
+    async def checkpoint(self, version: Version, documents: dict[str, Any]) -> Version:
+        """Saves the state at `version` and `documents` in one commit."""
+        return await self._run("checkpoint", tasks.checkpoint_task, version, documents)
+
+    async def load_checkpoint(self, version: Version) -> dict[str, Any]:
+        """Goes on from a checkpoint; returns the documents saved with it."""
+        _, documents = await self._run("load", tasks.load_checkpoint_task, version, exclusive=True)
+        return documents
+
+    async def _run(self, name: str, task: Callable[..., Any], *args: Any, exclusive: bool = False) -> Any:
+        return await self._client.submit(
+            task, *args, key=f"{name}-{self._namespace}-{next(self._count)}", workers=[self._address], allow_other_workers=False,
+            resources={self._resource: 1} if exclusive else None, pure=False, retries=0,
+        )  # fmt: skip

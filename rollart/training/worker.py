@@ -1,0 +1,229 @@
+"""Puts a learner in a training worker and drives it by Dask tasks; owns which version is held, not when anything runs.
+
+The tasks are to be pinned to the worker that has the plugin (`workers=[address], allow_other_workers=False, pure=False`).
+Publishing and saving work on copies that were made when the version came to be, so they can run beside the next training step.
+Torch is imported in the worker alone: a scheduler imports this module too, to read the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from distributed import Worker, WorkerPlugin, get_worker
+
+from rollart.training.advantages.registry import advantages_of
+from rollart.training.errors import BatchError, StateError
+from rollart.training.metrics import StepMetrics, SupervisedMetrics
+from rollart.training.settings import LearnerSettings, OptimiserSettings
+from rollart.types import Batch, Receipt, Segment, Trajectory
+from storage.version import Version
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rollart.training.learner import Learner
+    from storage.checkpoints import CheckpointStore
+    from storage.weights import WeightStore
+
+__all__ = [
+    "PLUGIN", "LearnerPlugin", "TrajectoryReader", "begin_task", "checkpoint_task", "load_checkpoint_task", "load_weights_task",
+    "publish_task", "supervised_task", "train_task",
+]  # fmt: skip
+
+PLUGIN = "learner"
+
+TrajectoryReader = Callable[[Sequence[Receipt]], list[Trajectory]]
+"""The trajectories that receipts name, in their order; travels by pickle."""
+
+_KEPT = 2
+"""How many versions' copies wait to be published: the newest, and the one that may be on its way while the next step ends."""
+
+_DOCUMENT = "learner"
+
+
+class LearnerPlugin(WorkerPlugin):
+    """Owns the learner of a training worker, made from the model in `folder` in a thread while the worker starts.
+
+    `weights_url` and `checkpoints_url` are where versions and checkpoints go, opened with `storage_options`.
+    """
+
+    name = PLUGIN
+
+    def __init__(
+        self, folder: str, settings: LearnerSettings, read: TrajectoryReader, *, weights_url: str, checkpoints_url: str,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        self.folder, self.settings, self.read = folder, settings, read
+        self.weights_url, self.checkpoints_url, self.storage_options = weights_url, checkpoints_url, storage_options
+
+    def setup(self, worker: Worker) -> None:
+        """Starts to build the learner; an error of it is raised by the first task that needs it."""
+        self._builder = ThreadPoolExecutor(1, thread_name_prefix="build-learner")
+        self._built: Future[Learner] = self._builder.submit(_build, self.folder, self.settings)
+        self._last: tuple[int, StepMetrics] | None = None  # lineage and metrics of the last training step
+        self._snapshots: dict[Version, dict[str, Tensor]] = {}
+        self._states: dict[Version, tuple[dict[str, Tensor], dict[str, Any]]] = {}
+
+    def teardown(self, worker: Worker) -> None:
+        self._builder.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def learner(self) -> Learner:
+        return self._built.result()
+
+    @cached_property
+    def weights(self) -> WeightStore:
+        from storage.weights import WeightStore
+
+        return WeightStore(self.weights_url, self.storage_options)
+
+    @cached_property
+    def checkpoints(self) -> CheckpointStore:
+        from storage.checkpoints import CheckpointStore
+
+        return CheckpointStore(self.checkpoints_url, self.storage_options)
+
+    def train(self, batch: Batch, keep_state: bool) -> StepMetrics:
+        from rollart.training.batch import build_batch
+
+        learner = self.learner
+        advantages = advantages_of(batch.groups, self.settings.advantage)
+        trajectories = self.read([m.receipt for m in batch.members])
+        for member, trajectory in zip(batch.members, trajectories, strict=True):
+            if (trajectory.attempt, trajectory.nonce) != (member.receipt.attempt, member.receipt.nonce):
+                raise BatchError(f"the trajectory read for {member.receipt.attempt} is {trajectory.attempt}, or another execution of it")
+        with learner.lock:
+            if self._last is not None and (self._last[0], self._last[1].step) == (batch.lineage, batch.step):
+                return self._last[1]  # Dask runs a task again when it lost the result; the batch was trained on
+            metrics = learner.train_step(build_batch(trajectories, advantages, batch.step))
+            made = Version(batch.lineage, learner.step)
+            self._last = (batch.lineage, metrics)
+            self._keep(made, keep_state)
+            return metrics
+
+    def snapshot(self, version: Version) -> dict[str, Tensor]:
+        """The weights of `version`; StateError if it is neither a kept one nor the present one."""
+        with self.learner.lock:
+            if version not in self._snapshots:
+                self._only_at(version)
+                self._snapshots[version] = self.learner.weights()
+            return self._snapshots[version]
+
+    def state(self, version: Version) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The learner's state at `version`; StateError if it was not kept and is not the present one."""
+        with self.learner.lock:
+            if version in self._states:
+                return self._states[version]
+            self._only_at(version)
+            return self.learner.state()
+
+    def forget(self) -> None:
+        """Drops all copies, once the learner holds something that did not come of them."""
+        self._last = None
+        self._snapshots.clear()
+        self._states.clear()
+
+    def _keep(self, version: Version, keep_state: bool) -> None:
+        self._snapshots[version] = self.learner.weights()
+        for old in sorted(self._snapshots)[:-_KEPT]:
+            del self._snapshots[old]
+        self._states = {version: self.learner.state()} if keep_state else self._states
+
+    def _only_at(self, version: Version) -> None:
+        if self.learner.step != version.step:
+            raise StateError(
+                f"version {version} is asked for, but the learner is at step {self.learner.step} and keeps copies of "
+                f"{', '.join(map(str, sorted(self._snapshots))) or 'none'}; "
+                "publish each version before the second step after it, and train with keep_state where a checkpoint is due"
+            )
+
+
+def _build(folder: str, settings: LearnerSettings) -> Learner:
+    from rollart.training.learner import Learner
+
+    return Learner(folder, settings)
+
+
+def _plugin() -> LearnerPlugin:
+    found: LearnerPlugin | None = get_worker().plugins.get(PLUGIN)
+    if found is None:
+        raise StateError("this worker has no learner; pin training tasks to a worker that LearnerPlugin was registered on")
+    return found
+
+
+def train_task(batch: Batch, keep_state: bool = False) -> StepMetrics:
+    """Trains on `batch`, whose trajectories are read here, by receipt. Run again for the same batch it returns what the first run returned.
+
+    `keep_state` copies the whole state afterwards, for a checkpoint beside the next step. BatchError, TransformError, StateError,
+    NonFiniteError.
+    """
+    return _plugin().train(batch, keep_state)
+
+
+def supervised_task(segments: Sequence[Segment]) -> SupervisedMetrics:
+    """One supervised step on the masked tokens of `segments`."""
+    plugin = _plugin()
+    with plugin.learner.lock:
+        plugin.forget()
+        return plugin.learner.supervised_step(segments)
+
+
+def begin_task(optimiser: OptimiserSettings | None = None, step: int = 0) -> None:
+    """Starts training at `step` from the weights held now, with a fresh optimiser: after a warm-up, say."""
+    plugin = _plugin()
+    with plugin.learner.lock:
+        plugin.forget()
+        plugin.learner.begin(optimiser, step)
+
+
+def publish_task(version: Version, parent: Version | None = None, metadata: Mapping[str, Any] | None = None) -> Version:
+    """Publishes the weights of `version`, the learner's present one or the one before, and returns once it exists."""
+    plugin = _plugin()
+    return plugin.weights.publish(plugin.snapshot(version), version=version, parent=parent, metadata=metadata or {}).result()
+
+
+def checkpoint_task(version: Version, documents: Mapping[str, Any] | None = None) -> Version:
+    """Saves the learner's state at `version` and the caller's JSON `documents` in one commit.
+
+    The state is the one that `train_task` kept, or the present one, if the learner is still at that step.
+    """
+    plugin = _plugin()
+    arrays, document = plugin.state(version)
+    if documents and _DOCUMENT in documents:
+        raise StateError(f"the document name {_DOCUMENT!r} is the learner's own; give the run's documents other names")
+    return plugin.checkpoints.save(version.step, version.lineage, arrays=arrays, documents={**(documents or {}), _DOCUMENT: document})
+
+
+def load_weights_task(version: Version | None = None) -> Version:
+    """Takes over the weights of a published version (default: the newest), with a fresh optimiser, at that version's step."""
+    plugin = _plugin()
+    found = version or plugin.weights.newest()
+    if found is None:
+        raise StateError(f"{plugin.weights_url} holds no version to start from; publish one first")
+    weights = plugin.weights.pull(found)
+    with plugin.learner.lock:
+        plugin.forget()
+        plugin.learner.load_weights(weights, found.step)
+    return found
+
+
+def load_checkpoint_task(version: Version | None = None) -> tuple[Version, dict[str, Any]]:
+    """Goes on from a checkpoint (default: the newest), bit for bit; returns its version and the documents saved with it."""
+    plugin = _plugin()
+    checkpoint = plugin.checkpoints.load(version)
+    if _DOCUMENT not in checkpoint.documents:
+        raise StateError(f"checkpoint {checkpoint.version} in {plugin.checkpoints_url} holds no learner's state")
+    document: Any = checkpoint.documents.pop(_DOCUMENT)
+    with plugin.learner.lock:
+        plugin.forget()
+        plugin.learner.load_state(checkpoint.arrays, document)
+    return checkpoint.version, checkpoint.documents
+
+
+def supervised_receipts_task(receipts: Sequence[Receipt]) -> SupervisedMetrics:
+    """One supervised step on the durable trajectories that `receipts` name."""
+    segments = [s for t in _plugin().read(receipts) for s in t.segments]
+    return supervised_task(segments)
