@@ -20,7 +20,7 @@ USER_ERROR = 2
 
 
 @click.command()
-@click.option("--model", type=click.Path(exists=True, file_okay=False, path_type=Path), required=True, help="Folder with config.json, and weights or none.")
+@click.option("--model", type=click.Path(exists=True, file_okay=False, path_type=Path), required=True, help="Folder with config.json.")
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", type=int, default=0, show_default=True, help="0 takes a free one.")
 @click.option("--slots", type=click.IntRange(1), default=64, show_default=True, help="Sequences in the KV cache, running and retained.")
@@ -29,7 +29,7 @@ USER_ERROR = 2
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="torch threads.")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32", show_default=True)
 @click.option("--device", default="cpu", show_default=True)
-@click.option("--kv", type=click.Choice(["recomputed", "kept"]), default="recomputed", show_default=True, help="KV in flight at a weight update.")
+@click.option("--kv", type=click.Choice(["recomputed", "kept"]), default="recomputed", show_default=True, help="KV in flight at a swap.")
 @click.option("--weight-version", default="default", show_default=True, help="Version of the weights in --model.")
 @click.option("--deterministic", is_flag=True, help="Tokens and log-probabilities depend bit for bit on weights, prompt and seed alone.")
 @click.option("--detached", is_flag=True, help="Live on when stdin closes; for an engine started by hand.")
@@ -91,8 +91,8 @@ async def _serve(
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     address, number = sock.getsockname()[:2]
     print(json.dumps({"url": f"http://{f'[{address}]' if ':' in address else address}:{number}", "pid": os.getpid()}), flush=True)
-    stopping = asyncio.ensure_future(stop.wait())
-    await asyncio.wait([stopping, server.crashed], return_when=asyncio.FIRST_COMPLETED)
+    server.crashed.add_done_callback(lambda _: stop.set())
+    await stop.wait()
     await runner.cleanup()
     if server.crashed.done():
         return 3

@@ -38,9 +38,8 @@ class PolicyModel:
         eos = model.generation_config.eos_token_id if model.generation_config.eos_token_id is not None else self.config.eos_token_id
         self.eos_token_ids = frozenset([eos] if isinstance(eos, int) else eos or [])
 
-    @torch.inference_mode()
     def logits(self, step: PackedStep) -> Tensor:
-        """Runs one packed step and returns the logits [S, V] of the tokens in `step.sampled`, on the model's device."""
+        """The logits [S, V] of the tokens in `step.sampled`, on the model's device; call it in inference mode."""
         out = self._model(
             input_ids=step.ids, position_ids=step.positions, use_cache=False, logits_to_keep=step.sampled, step=step, return_dict=True
         )
@@ -54,21 +53,15 @@ class PolicyModel:
         files = sorted(folder.glob("*.safetensors"))
         if not files:
             raise WeightsError(f"{folder} holds no model.safetensors")
-        wanted = {name: tensor for name, tensor in self._model.named_parameters()}
-        buffers = {name: tensor for name, tensor in self._model.state_dict(keep_vars=True).items() if name not in wanted}
-        wanted_buffers = {name: tensor for name, tensor in buffers.items() if not isinstance(tensor, torch.nn.Parameter)}
-        aliases = {name for name in buffers if name not in wanted_buffers}  # tied weights, stored once under their first name
-        wanted.update(wanted_buffers)
+        wanted, aliases = self._wanted()
         staged: dict[str, Tensor] = {}
         for file in files:
             try:
                 with safe_open(file, framework="pt", device="cpu") as reader:
                     for name in reader.keys():  # noqa: SIM118 (the reader is no mapping)
-                        if name in aliases:
-                            continue
+                        tensor, name = reader.get_tensor(name), aliases.get(name, name)
                         if name not in wanted:
                             raise WeightsError(f"{file.name} holds {name}, which {type(self._model).__name__} has not")
-                        tensor = reader.get_tensor(name)
                         if tensor.shape != wanted[name].shape:
                             raise WeightsError(f"{name} has shape {tuple(tensor.shape)}, the model wants {tuple(wanted[name].shape)}")
                         if not bool(torch.isfinite(tensor).all()):
@@ -82,6 +75,19 @@ class PolicyModel:
         if missing:
             raise WeightsError(f"{folder} lacks {len(missing)} weights, among them {missing[0]}")
         return staged
+
+    def _wanted(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """What a folder must hold, by name; and for tied weights, which may stand under any of their names, the name wanted."""
+        names = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        wanted: dict[str, Tensor] = {}
+        aliases: dict[str, str] = {}
+        for name, tensor in self._model.state_dict(keep_vars=True).items():
+            first = names.get(id(tensor), name)
+            if first == name:
+                wanted[name] = tensor
+            else:
+                aliases[name] = first
+        return wanted, aliases
 
     def swap(self, staged: dict[str, Tensor]) -> None:
         """Makes staged weights the served ones by exchanging storage, in microseconds; call it between two steps only."""

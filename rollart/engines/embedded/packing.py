@@ -12,6 +12,9 @@ __all__ = ["pack"]
 
 Ints = npt.NDArray[np.int64]
 
+_IDLE_SHARE = 3
+"""Keys of decode rows are read in place while the slots they span are at most this many times the rows: measured, a copy costs four."""
+
 _GROUP_BOUNDS = (1, 16, 64)
 """Rows are grouped by the number of their new tokens at these bounds: decode rows apart, the rest padded little."""
 
@@ -22,10 +25,20 @@ def _ragged(starts: Ints, counts: Ints) -> Ints:
     return np.arange(int(counts.sum())) - offsets + np.repeat(starts, counts)
 
 
-def pack(cache: SlotCache, tokens: Ints, slots: Ints, starts: Ints, counts: Ints, sampled: npt.NDArray[np.bool_], device: torch.device) -> PackedStep:
+def pack(
+    cache: SlotCache,
+    tokens: Ints,
+    slots: Ints,
+    starts: Ints,
+    counts: Ints,
+    sampled: npt.NDArray[np.bool_],
+    device: torch.device,
+    in_place: bool = True,
+) -> PackedStep:
     """One pass over positions [start, start + count) of each slot; logits are wanted of the last token of the rows `sampled`.
 
     `tokens` is the table's [slots, max_length]; the other arrays are [R]. Rows are packed in the order given.
+    Without `in_place` every row's keys are copied, so that its arithmetic does not depend on where its slot lies.
     """
 
     def on_device(array: npt.NDArray[np.int64]) -> torch.Tensor:
@@ -42,6 +55,15 @@ def pack(cache: SlotCache, tokens: Ints, slots: Ints, starts: Ints, counts: Ints
         rows = np.flatnonzero(kind == k)
         n, begin, first = counts[rows], starts[rows], firsts[rows]
         chunk = int(n.max())
+        low, high = int(slots[rows].min()), int(slots[rows].max()) + 1
+        if in_place and chunk == 1 and high - low <= _IDLE_SHARE * len(rows):
+            at = slots[rows] - low
+            query, place = np.full(high - low, first[0]), np.zeros(high - low, dtype=np.int64)
+            query[at], place[at] = first, begin
+            groups.append(QueryGroup(slice(low, high), on_device(query), on_device(place[:, None]), int((begin + n).max())))
+            restore[first] = laid + at
+            laid += high - low
+            continue
         column = np.minimum(np.arange(chunk)[None, :], n[:, None] - 1)  # [R, C], a short row repeats its last token
         groups.append(
             QueryGroup(
@@ -58,7 +80,7 @@ def pack(cache: SlotCache, tokens: Ints, slots: Ints, starts: Ints, counts: Ints
         cache=cache,
         ids=on_device(tokens[owners, positions]).unsqueeze(0),
         positions=on_device(positions).unsqueeze(0),
-        write=on_device(owners * cache.max_length + positions),
+        owners=on_device(owners),
         groups=groups,
         restore=None if in_order else on_device(restore),
         sampled=on_device((firsts + counts - 1)[sampled]),

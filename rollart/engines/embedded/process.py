@@ -1,4 +1,4 @@
-"""Manners of a child process: bind first, die with the parent, leave Ctrl-C to the owner. Imports nothing heavy, since it runs before all else."""
+"""Manners of a child process: bind first, die with the parent, leave Ctrl-C to the owner. Runs before any heavy import."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class Scheduler:
         if mode == "abort":
             self.abort(lambda _: True, "generation was paused")
         elif mode == "retract":
-            retracted = [r for r in self._running_requests()]
+            retracted = self._running_requests()
             for request in retracted:
                 self._table.release(request, retain=True)
             self._waiting.extendleft(reversed(retracted))
@@ -128,6 +128,7 @@ class Scheduler:
         else:
             self._table.close_running()
 
+    @torch.inference_mode()
     def step(self) -> None:
         """Admits what fits, runs one forward pass, and samples a token for each request whose sequence is computed to its end."""
         begin = time.perf_counter()
@@ -192,7 +193,7 @@ class Scheduler:
         slots, counts = self._due(running)
         starts = table.computed[slots]
         complete = starts + counts == table.total[slots]
-        step = pack(self._cache, table.tokens, slots, starts, counts, complete, self._model.device)
+        step = pack(self._cache, table.tokens, slots, starts, counts, complete, self._model.device, in_place=not self._deterministic)
         logits = self._model.logits(step)
         table.computed[slots] = starts + counts
         self.tally.prefilled += int(counts[counts > 1].sum())
@@ -201,8 +202,7 @@ class Scheduler:
             return
         rows = RowTransforms(table.temperature[done], table.top_p[done], table.top_k[done], table.min_p[done])
         at = table.total[done]
-        with torch.inference_mode():
-            ids, logprobs = sample(logits, rows, uniforms(table.seed[done], at.astype(np.uint64)))
+        ids, logprobs = sample(logits, rows, uniforms(table.seed[done], at.astype(np.uint64)))
         tokens, values = ids.cpu().numpy(), logprobs.tolist()
         self.tally.generated += len(done)
         heard: list[Request] = []

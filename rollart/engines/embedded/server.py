@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,7 +38,9 @@ class _Waiter:
 class EngineServer:
     """The HTTP face of one engine. Build it inside the event loop that serves it; `info` is what `/server_info` tells."""
 
-    def __init__(self, model: PolicyModel, make: Callable[[Callable[[list[Request]], None]], Scheduler], max_length: int, info: dict[str, Any]) -> None:
+    def __init__(
+        self, model: PolicyModel, make: Callable[[Callable[[list[Request]], None]], Scheduler], max_length: int, info: dict[str, Any]
+    ) -> None:
         self._model = model
         self._loop = asyncio.get_running_loop()
         self._scheduler = make(self._report)
@@ -107,7 +109,8 @@ class EngineServer:
         while True:
             waiter.changed.clear()
             ended = request.finish is not None
-            n = len(request.logprobs) if ended else min(len(request.logprobs), len(request.output_ids), request.spans[-1][2] if request.spans else 0)
+            # The loop's thread writes spans last of the three, so this many tokens are whole.
+            n = request.spans[-1][2] if request.spans else 0
             if ended or n > sent:
                 piece = json.dumps(wire.reply(request, self._scheduler.version, logprobs, n))
                 await response.write(f"data: {piece}\n\n".encode())
@@ -198,10 +201,10 @@ async def _read(http: web.Request, kind: type[B]) -> B:
 
 
 @web.middleware
-async def _errors(http: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
+async def _errors(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
     """Every error as SGLang words it: {"error": {"message": ...}}."""
     try:
-        return await handler(http)
+        return await handler(request)
     except wire.BadRequest as error:
         return web.json_response({"error": {"message": str(error), "type": "BadRequestError", "code": 400}}, status=400)
     except web.HTTPException as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from rollart.engines.embedded.request import Request
 
@@ -28,7 +29,8 @@ class SlotTable:
     """Arrays over slots, so that a step's bookkeeping is a handful of vector operations.
 
     `tokens` [slots, max_length] are the known ids, `total` [slots] how many there are, `computed` [slots] for how many of them
-    KV stands in the cache, and `used` orders the slots by when they were last given or left. A finished request's slot stays as it is (retained) until another request needs it, oldest first.
+    KV stands in the cache, and `used` [slots] orders the slots by when they were last given or left. A finished request's slot
+    stays as it is (retained) until another request needs it, oldest first.
     """
 
     def __init__(self, slots: int, max_length: int, reuse: bool) -> None:
@@ -52,7 +54,7 @@ class SlotTable:
         self._next_key = 0
 
     @property
-    def running(self) -> np.ndarray:
+    def running(self) -> npt.NDArray[np.int64]:
         """The slots with a request in them, in order of their numbers."""
         return np.flatnonzero(self._running)
 

@@ -45,7 +45,13 @@ class SamplingParams(_Body):
 
     def refuse_unserved(self) -> None:
         """BadRequest for a parameter that would silently change nothing here."""
-        neutral = {"stop": (None, "", []), "n": (1,), "frequency_penalty": (0.0,), "presence_penalty": (0.0,), "repetition_penalty": (1.0,)}
+        neutral: dict[str, tuple[Any, ...]] = {
+            "stop": (None, "", []),
+            "n": (1,),
+            "frequency_penalty": (0.0,),
+            "presence_penalty": (0.0,),
+            "repetition_penalty": (1.0,),
+        }
         for name, values in neutral.items():
             if getattr(self, name) not in values:
                 raise BadRequest(f"sampling_params.{name} is not served by the embedded engine; leave it out")
@@ -71,10 +77,7 @@ class GenerateBody(_Body):
             raise BadRequest(
                 f"{len(self.input_ids)} prompt tokens and max_new_tokens {s.max_new_tokens} exceed the engine's length of {max_length}"
             )
-        if s.sampling_seed is not None:
-            seed = s.sampling_seed
-        else:
-            seed = DETERMINISTIC_SEED if deterministic else secrets.randbits(63)
+        unseeded = DETERMINISTIC_SEED if deterministic else secrets.randbits(63)
         # SGLang reads a tiny temperature as greedy.
         temperature = 0.0 if s.temperature < 1e-6 else s.temperature
         return Request(
@@ -82,7 +85,7 @@ class GenerateBody(_Body):
             prompt=tuple(self.input_ids),
             max_new_tokens=s.max_new_tokens,
             transform=SamplingTransform(temperature=temperature, top_p=s.top_p, top_k=s.top_k, min_p=s.min_p),
-            seed=seed,
+            seed=unseeded if s.sampling_seed is None else s.sampling_seed,
             stop_token_ids=frozenset(s.stop_token_ids or ()) | (frozenset() if s.ignore_eos else eos),
             extra_key=self.extra_key,
             streaming=self.stream,

@@ -1,0 +1,119 @@
+"""Speaks SGLang's HTTP API to any engine; owns one session and the errors' types. Chooses no engine and retries nothing."""
+
+from __future__ import annotations
+
+import json
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+
+from rollart.engines.errors import EngineRefused, EngineUnreachable
+from rollart.types import GenerateRequest, GenerateResult
+
+__all__ = ["EngineClient"]
+
+CONTROL_SECONDS = 30.0
+"""How long a control call may take; loading weights and generating have times of their own."""
+
+
+class EngineClient:
+    """One HTTP session for all engines of a process. Use it as an async context manager, or call `close`.
+
+    `generate_seconds` bounds one response, None waits as long as the connection lives. Cancelling a call closes its
+    connection, upon which the engine aborts the request. Every call raises EngineUnreachable where no answer came, and
+    EngineRefused where the answer was an error.
+    """
+
+    def __init__(self, generate_seconds: float | None = None, update_seconds: float = 600.0) -> None:
+        self._generate_seconds = generate_seconds
+        self._update_seconds = update_seconds
+        self._open_session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> EngineClient:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the session; open calls end as EngineUnreachable."""
+        if self._open_session is not None:
+            await self._open_session.close()
+            self._open_session = None
+
+    async def generate(self, url: str, request: GenerateRequest) -> GenerateResult:
+        """One response; `finish_reason` is `abort`, with the tokens so far, if somebody aborted it."""
+        body = await self._json("POST", url, "/generate", request.to_wire(), self._generate_seconds)
+        try:
+            return GenerateResult.from_wire(body)
+        except (KeyError, TypeError, ValueError) as error:
+            raise EngineRefused(url, 200, f"its reply to /generate cannot be used: {error}") from error
+
+    async def abort(self, url: str, rid: str) -> None:
+        """Ends every request whose rid begins with `rid`; its `generate` call returns what there is. ValueError for an empty one."""
+        if not rid:
+            raise ValueError("rid is empty, and an engine ignores that; use abort_all to end everything")
+        await self._call("POST", url, "/abort_request", {"rid": rid}, CONTROL_SECONDS)
+
+    async def abort_all(self, url: str) -> None:
+        """Ends every request of the engine."""
+        await self._call("POST", url, "/abort_request", {"rid": "", "abort_all": True}, CONTROL_SECONDS)
+
+    async def health(self, url: str, generate: bool = False) -> None:
+        """Returns if the engine is up, and with `generate` if it would serve a request; raises otherwise."""
+        await self._call("GET", url, "/health_generate" if generate else "/health", None, CONTROL_SECONDS)
+
+    async def model_version(self, url: str) -> str:
+        """The version of the weights that the engine serves, as it spells it."""
+        body = await self._json("GET", url, "/model_info", None, CONTROL_SECONDS)
+        return str(body["weight_version"])
+
+    async def loads(self, url: str) -> dict[str, Any]:
+        """What the engine has to do now and has done so far (`/v1/loads`)."""
+        return await self._json("GET", url, "/v1/loads", None, CONTROL_SECONDS)
+
+    async def update_weights(self, url: str, path: str, version: str) -> None:
+        """Has the engine load the folder `path` (as the engine sees it) and serve it as `version`; it decodes meanwhile."""
+        body = {"model_path": path, "weight_version": version}
+        answer = await self._json("POST", url, "/update_weights_from_disk", body, self._update_seconds)
+        if not answer.get("success"):
+            raise EngineRefused(url, 200, str(answer.get("message")))
+
+    async def _json(self, method: str, url: str, path: str, body: Any, seconds: float | None) -> dict[str, Any]:
+        answer = await self._call(method, url, path, body, seconds)
+        if not isinstance(answer, dict):
+            raise EngineRefused(url, 200, f"its reply to {path} is no JSON object")
+        return answer
+
+    async def _call(self, method: str, url: str, path: str, body: Any, seconds: float | None) -> Any:
+        if self._open_session is None:
+            # No limit on connections: an engine queues by itself, and a limit here would hide its load from the router.
+            self._open_session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONTROL_SECONDS)
+        try:
+            async with self._open_session.request(method, url + path, json=body, timeout=timeout) as response:
+                if response.status != 200:
+                    raise EngineRefused(url, response.status, _message(await response.text()))
+                if response.content_type != "application/json":
+                    return await response.text()
+                return await response.json()
+        except TimeoutError as error:
+            raise EngineUnreachable(url, f"{path} took longer than {seconds} s") from error
+        except aiohttp.ClientError as error:
+            raise EngineUnreachable(url, f"{path}: {error}") from error
+
+
+def _message(text: str) -> str:
+    """The engine's own words in an error reply, whichever of SGLang's two forms it has."""
+    try:
+        body = json.loads(text)
+    except ValueError:
+        return text.strip()
+    if isinstance(body, dict):
+        inner = body.get("error")
+        if isinstance(inner, dict):
+            return str(inner.get("message"))
+        if "message" in body:
+            return str(body["message"])
+    return text.strip()

@@ -1,0 +1,166 @@
+"""What a generation worker owns: one engine process, and the versions it is told to serve. Chooses no version and routes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from distributed import Worker, WorkerPlugin
+from distributed.comm import get_address_host
+
+from rollart.engines.client import EngineClient
+from rollart.engines.errors import EngineDied, EngineRefused, EngineUnreachable
+from rollart.engines.process import EngineProcess
+from rollart.engines.router import EngineEntry
+from rollart.engines.settings import EngineSettings
+from rollart.engines.weight_cache import WeightCache
+from storage.version import Version
+from storage.weights import WeightStore
+
+__all__ = ["PLUGIN", "EngineHost", "EngineSettings", "serve_task"]
+
+log = logging.getLogger(__name__)
+
+PLUGIN = "engine"
+"""The plugin's name: tasks reach it as `get_worker().plugins[PLUGIN]`."""
+
+
+class EngineHost(WorkerPlugin):
+    """Starts an engine on every worker that has one of `hardware_classes` as a Dask resource, and on no other.
+
+    The engine starts in `setup`, so a worker (also a late or restarted one) has it before its first task, and dies with
+    the worker however that ends. It has random weights, and serves no request, until `serve` was called once.
+    """
+
+    name = PLUGIN
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        weights_url: str,
+        storage_options: Mapping[str, Any] | None = None,
+        hardware_classes: Sequence[str] = ("generate",),
+    ) -> None:
+        self.settings = settings
+        self.weights_url = weights_url
+        self.storage_options = dict(storage_options or {})
+        self.hardware_classes = tuple(hardware_classes)
+        self.hardware_class: str | None = None
+        self.restarts = 0
+        self._process: EngineProcess | None = None
+        self._cache: WeightCache | None = None
+        self._client: EngineClient | None = None
+        self._serving: asyncio.Lock | None = None
+        self._address = "127.0.0.1"
+
+    async def setup(self, worker: Worker) -> None:
+        """Starts the engine; EngineDied if it does not come up."""
+        self.hardware_class = next((c for c in self.hardware_classes if c in worker.state.total_resources), None)
+        if self.hardware_class is None:
+            return
+        if not worker.address.startswith("inproc://"):
+            self._address = get_address_host(worker.address)
+        self._serving = asyncio.Lock()
+        self._client = EngineClient()
+        self._cache = await asyncio.to_thread(lambda: WeightCache(WeightStore(self.weights_url, self.storage_options)))
+        try:
+            await self._start()
+        except BaseException:
+            await self.teardown(worker)
+            raise
+
+    async def teardown(self, worker: Worker) -> None:
+        """Ends the engine and removes this host's folders, unless another engine of the host uses them."""
+        process, cache, client = self._process, self._cache, self._client
+        self._process = self._cache = self._client = None
+        if process is not None:
+            await process.end()
+        if client is not None:
+            await client.close()
+        if cache is not None:
+            await asyncio.to_thread(cache.close)
+
+    @property
+    def url(self) -> str:
+        """Where the engine listens; EngineDied if it does not run."""
+        return self._running().url
+
+    @property
+    def pid(self) -> int:
+        """The engine's process id; EngineDied if it does not run."""
+        return self._running().pid
+
+    async def serve(self, version: Version) -> EngineEntry:
+        """Has the engine serve `version` and returns its entry for the table, once the engine itself has named that version.
+
+        Downloads the version once a host while the engine decodes on. An engine that has died is started again first.
+        Raises what the store raises (VersionMissing among it), EngineRefused if the engine rejects the weights or still names
+        another version, and EngineDied if it ends meanwhile. Calls are served one after the other.
+        """
+        if self._serving is None or self._cache is None or self._client is None:
+            raise EngineDied(f"this worker owns no engine: it has none of the resources {', '.join(self.hardware_classes)}, or is closing")
+        async with self._serving:
+            if self._process is None or not self._process.alive:
+                await self._restart()
+            process = self._running()
+            try:
+                if await self._client.model_version(process.url) != str(version):
+                    folder = await asyncio.to_thread(self._cache.fetch, version)
+                    await self._client.update_weights(process.url, str(folder), str(version))
+                served = await self._client.model_version(process.url)
+                loads = await self._client.loads(process.url)
+            except EngineUnreachable as error:
+                raise (error if process.alive else process.died()) from error
+            if served != str(version):
+                raise EngineRefused(process.url, 200, f"it was given version {version} and says that it serves {served}")
+            load = int(loads["running"]) + int(loads["waiting"])
+            return EngineEntry(process.url, str(self.hardware_class), version, load)
+
+    def _running(self) -> EngineProcess:
+        if self._process is None:
+            raise EngineDied("this worker runs no engine; call serve to start it")
+        if not self._process.alive:
+            raise self._process.died()
+        return self._process
+
+    async def _start(self) -> None:
+        folder = await asyncio.to_thread(self._model_folder)
+        self._process = await EngineProcess.start(
+            self.settings.arguments(folder, self._address), self.settings.threads, self.settings.start_seconds
+        )
+
+    async def _restart(self) -> None:
+        self.restarts += 1
+        if self._process is not None:
+            log.warning("%s; starting it again (restart %d)", self._process.died(), self.restarts)
+            await self._process.end()
+        await self._start()
+
+    def _model_folder(self) -> Path:
+        """The model's folder on this host, downloaded if it is elsewhere."""
+        filesystem, path = fsspec.core.url_to_fs(self.settings.model_url, **self.settings.storage_options)
+        if "file" in (filesystem.protocol if isinstance(filesystem.protocol, tuple) else (filesystem.protocol,)):
+            return Path(path)
+        if self._cache is None:
+            raise EngineDied("the worker is closing")
+        target = self._cache.folder / "model"
+        target.mkdir(exist_ok=True)
+        for name in filesystem.ls(path, detail=False):
+            file = target / name.rsplit("/", 1)[-1]
+            if file.suffix != ".safetensors" and not file.exists():  # weights come from the store
+                aside = file.with_suffix(f".aside-{id(self)}")
+                filesystem.get_file(name, str(aside))
+                aside.replace(file)
+        return target
+
+
+async def serve_task(version: Version, dask_worker: Worker) -> EngineEntry:
+    """`EngineHost.serve` of the worker that it runs on, for `Client.run`, which fills in `dask_worker`. EngineDied without a host there."""
+    host = dask_worker.plugins.get(PLUGIN)
+    if not isinstance(host, EngineHost):
+        raise EngineDied(f"worker {dask_worker.address} has no engine host; register an EngineHost plugin first")
+    return await host.serve(version)

@@ -1,0 +1,44 @@
+"""How an engine process is started; values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from rollart.types import KVMode
+
+__all__ = ["EngineSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """An embedded engine of the model in `model_url`, a folder (local, or any fsspec URL with `storage_options`) with config.json.
+
+    `slots` sequences of at most `max_length` tokens share the KV cache: those that run and those whose prefix waits for its
+    next turn. `chunk` bounds the prompt tokens of one step, over all requests. `host` is where it listens, by default the
+    worker's own address; `port` 0 takes a free one. `start_seconds` bounds the start.
+    """
+
+    model_url: str
+    storage_options: dict[str, Any] = field(default_factory=dict)
+    slots: int = 128
+    max_length: int = 512
+    chunk: int = 1024
+    threads: int = 1
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: str = "cpu"
+    kv: KVMode = "recomputed"
+    deterministic: bool = False
+    host: str | None = None
+    port: int = 0
+    start_seconds: float = 180.0
+
+    def arguments(self, folder: Path, host: str) -> list[str]:
+        """The arguments of `python -m rollart.engines.embedded`, with the model in the local `folder`."""
+        values = {
+            "model": folder, "host": self.host or host, "port": self.port, "slots": self.slots, "max-length": self.max_length,
+            "chunk": self.chunk, "threads": self.threads, "dtype": self.dtype, "device": self.device, "kv": self.kv,
+        }  # fmt: skip
+        options = [text for name, value in values.items() for text in (f"--{name}", str(value))]
+        return [*options, "--deterministic"] if self.deterministic else options
