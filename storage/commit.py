@@ -81,8 +81,10 @@ def unsealed(data: bytes, what: str, url: str) -> dict[str, Any]:
         raise Damaged(what=what, reason=f"is cut short or isn't JSON ({error})", url=url) from error
     if not isinstance(found, dict):
         raise Damaged(what=what, reason="isn't a JSON object", url=url)
-    if found.get("format") != FORMAT:
-        number = str(found.get("format"))[:40]
+    number = found.get("format")
+    if not isinstance(number, int):
+        raise Damaged(what=what, reason="has no format number", url=url)
+    if number != FORMAT:
         raise UnknownFormat(f"{what} of {url} has format {number}; this release reads format {FORMAT}: use a newer one")
     seal = _SEAL.fullmatch(data[-_SEAL_BYTES:])
     if seal is None or hashlib.sha256(data[:-_SEAL_BYTES]).hexdigest().encode() != seal[1]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from storage import paths
+from storage.client_errors import client_errors
 from storage.errors import ConditionIgnored, ObjectMissing, StoreError, StoreUnreachable
 from storage.local import LocalObjects
 from storage.remote import RemoteObjects
@@ -22,11 +22,6 @@ Data = bytes | npt.NDArray[np.uint8]
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _USER = re.compile(r"://[^/@]*@")
 _SECRET = re.compile(r"key|secret|token|pass|cred|sas|auth|sign", re.IGNORECASE)
-_CLIENT_ERRORS = (
-    ("botocore.exceptions", "BotoCoreError"), ("botocore.exceptions", "ClientError"), ("aiohttp", "ClientError"),
-    ("gcsfs.retry", "HttpError"), ("google.auth.exceptions", "GoogleAuthError"), ("requests.exceptions", "RequestException"),
-)  # fmt: skip
-"""What clients raise that isn't an OSError. Looked up only once the client is loaded: none of them is imported for its errors."""
 
 
 class Backend(Protocol):
@@ -151,7 +146,7 @@ class ObjectStore:
             raise
         except FileNotFoundError as error:
             raise ObjectMissing(self._scrubbed(f"{where} doesn't exist ({doing} it)")) from self._cause(error)
-        except _client_errors(also) as error:
+        except (also, *client_errors()) as error:
             text = self._scrubbed(f"{doing} {where} failed: {type(error).__name__}: {error}")
             raise StoreUnreachable(text) from self._cause(error)
 
@@ -177,8 +172,3 @@ def _secrets(options: Mapping[str, Any], *, inside: bool = False) -> Iterator[st
             yield from _secrets(value, inside=secret)
         elif secret and isinstance(value, str) and len(value) > 3:
             yield value
-
-
-def _client_errors(also: type[Exception]) -> tuple[type[Exception], ...]:
-    found = (getattr(sys.modules.get(module), name, None) for module, name in _CLIENT_ERRORS)
-    return (OSError, ImportError, also, *(kind for kind in found if isinstance(kind, type) and issubclass(kind, Exception)))

@@ -13,9 +13,12 @@ import fsspec
 import numpy as np
 import numpy.typing as npt
 
+from storage.client_errors import client_errors, s3_code
+
 _CREATE_ATTEMPTS = 5
 """A server may answer 409 to a conditional write that met another one; it is then asked again, this often at most."""
 _CREATE_PAUSE_S = 0.05
+_RANGE_NOT_SATISFIABLE = 416
 _memory_lock = threading.Lock()
 """fsspec's memory store looks, then writes; within this process (its whole world) the lock makes that one action."""
 
@@ -41,7 +44,12 @@ class RemoteObjects:
     def read_into(self, path: str, buffer: npt.NDArray[np.uint8], start: int) -> int:
         """Fills `buffer` from byte `start`; how far the object was seen to reach, in bytes."""
         # One byte more than wanted tells an object that is too long from one that fits, without a second request.
-        data = self._fs.cat_file(self._key(path), start=start, end=start + len(buffer) + 1)
+        try:
+            data = self._fs.cat_file(self._key(path), start=start, end=start + len(buffer) + 1)
+        except client_errors() as error:
+            if s3_code(error) == "InvalidRange" or getattr(error, "code", None) == _RANGE_NOT_SATISFIABLE:
+                return start  # the object ends at `start` or before it
+            raise
         taken = min(len(data), len(buffer))
         buffer[:taken] = np.frombuffer(data, dtype=np.uint8, count=taken)
         return start + len(data)
@@ -64,7 +72,7 @@ class RemoteObjects:
             except FileExistsError:
                 return False
             except OSError as error:
-                code = _s3_code(error)
+                code = s3_code(error)
                 if code == "PreconditionFailed":  # s3fs recognises it only if the server's reply names the condition
                     return False
                 conflict = code in {"ConditionalRequestConflict", "OperationAborted", "409"} or error.errno == errno.EBUSY
@@ -101,12 +109,3 @@ class RemoteObjects:
 
 def _bytes(data: npt.NDArray[np.uint8] | bytes) -> bytes:
     return data if isinstance(data, bytes) else data.tobytes()
-
-
-def _s3_code(error: BaseException) -> str | None:
-    """The S3 error code behind what s3fs raised, if there is one."""
-    response = getattr(error.__cause__, "response", None)
-    if not isinstance(response, dict):
-        return None
-    code = response.get("Error", {}).get("Code")
-    return None if code is None else str(code)

@@ -26,7 +26,6 @@ def s3() -> Iterator[dict[str, Any]]:
         "key": "test-key-id",
         "secret": "test-secret-value",
         "endpoint_url": f"http://{host}:{port}",
-        "client_kwargs": {"region_name": "us-east-1"},
     }
     fsspec.filesystem("s3", **options).mkdir("bucket")
     yield options

@@ -73,7 +73,13 @@ def test_a_listing_shows_what_another_client_wrote_since(place):
 
 @pytest.mark.parametrize("path", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "a/./b", "a\\b", "a\0b", "s3://b/x", "a/", "x" * 2000])
 def test_a_path_that_leaves_the_store_is_refused(objects, path):
-    for call in (objects.read, objects.exists, objects.delete, objects.child, lambda p: objects.write(p, b""), lambda p: objects.create(p, b"")):
+    def write(path: str) -> None:
+        objects.write(path, b"")
+
+    def create(path: str) -> None:
+        objects.create(path, b"")
+
+    for call in (objects.read, objects.exists, objects.delete, objects.child, write, create):
         with pytest.raises(UnsafePath):
             call(path)
 
@@ -99,7 +105,7 @@ def test_a_child_is_the_store_of_what_is_under_it(objects):
 
 def test_a_store_travels_by_pickle(objects):
     objects.write("x", b"1")
-    again = pickle.loads(pickle.dumps(objects))
+    again = pickle.loads(pickle.dumps(objects))  # noqa: S301
     assert again.url == objects.url
     assert again.read("x") == b"1"
 
@@ -150,9 +156,8 @@ def test_a_server_that_ignores_the_condition_is_found_out(objects, monkeypatch):
 def test_credentials_are_in_no_repr_and_no_error(s3):
     store = ObjectStore("s3://bucket/run", {**s3, "token": "session-token-value"})
     text = repr(store) + str(store.url)
-    with pytest.raises(StoreUnreachable) as caught:
-        with store._translated("reading", "x"):
-            raise OSError("refused: test-secret-value session-token-value http://user:word@host/")
+    with pytest.raises(StoreUnreachable) as caught, store._translated("reading", "x"):
+        raise OSError("refused: test-secret-value session-token-value http://user:word@host/")
     text += str(caught.value) + repr(caught.value) + repr(caught.value.__cause__)
     assert "refused" in text
     for secret in ("test-secret-value", "session-token-value", "user:word"):
@@ -162,7 +167,8 @@ def test_credentials_are_in_no_repr_and_no_error(s3):
 @pytest.mark.parametrize("code", ["PreconditionFailed", "ConditionalRequestConflict"])
 def test_what_s3_servers_say_of_a_lost_race_is_understood(s3, monkeypatch, code):
     class Refused(Exception):
-        response = {"Error": {"Code": code}}
+        def __init__(self) -> None:
+            self.response = {"Error": {"Code": code}}
 
     store = ObjectStore("s3://bucket/race", s3)
     calls = []
@@ -180,8 +186,12 @@ def test_what_s3_servers_say_of_a_lost_race_is_understood(s3, monkeypatch, code)
 def test_a_killed_local_write_shows_nothing(tmp_path, monkeypatch):
     store = ObjectStore(str(tmp_path))
     store.write("x", b"old")
+
+    def stopped(*_: str) -> None:
+        raise KeyboardInterrupt
+
     for name in ("replace", "link"):
-        monkeypatch.setattr(os, name, lambda *_: os.kill(os.getpid(), 0) or (_ for _ in ()).throw(KeyboardInterrupt))
+        monkeypatch.setattr(os, name, stopped)
     with pytest.raises(KeyboardInterrupt):
         store.write("x", b"new")
     with pytest.raises(KeyboardInterrupt):

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import os
+import pickle
+
+import pytest
+import torch
+
+from storage import layout
+from storage.checkpoints import CheckpointStore
+from storage.errors import Damaged, VersionMissing, VersionTaken
+from storage.version import Version
+
+
+@pytest.fixture
+def checkpoints(place):
+    return CheckpointStore(*place)
+
+
+def content(step: int) -> tuple[dict[str, torch.Tensor], dict]:
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+    arrays = {f"weights/{name}": tensor for name, tensor in model.state_dict().items()}
+    for i, moments in optimizer.state_dict()["state"].items():
+        arrays |= {f"optimizer/{i}/{name}": tensor for name, tensor in moments.items()}
+    arrays["random/torch"] = torch.get_rng_state()
+    documents = {"ledger": {"trained": list(range(step)), "dropped": {"a": None}}, "counters": [step, 0.1], "config": "text"}
+    return arrays, documents
+
+
+def test_a_checkpoint_comes_back_whole(checkpoints):
+    arrays, documents = content(7)
+    assert checkpoints.save(7, 0, arrays=arrays, documents=documents) == Version(0, 7)
+    found = checkpoints.load()
+    assert found.version == Version(0, 7)
+    assert found.documents == documents
+    assert list(found.arrays) == list(arrays)
+    assert all(torch.equal(found.arrays[name], tensor) for name, tensor in arrays.items())
+
+
+def test_going_back_opens_a_lineage_whose_newest_is_never_of_the_abandoned_tail(checkpoints):
+    for step in (0, 5, 10):
+        checkpoints.save(step, 0, arrays={"x": torch.tensor(step)}, documents={})
+    assert checkpoints.newest() == Version(0, 10)
+    lineage = checkpoints.open_lineage(Version(0, 5))
+    assert checkpoints.load().arrays["x"].item() == 5
+    checkpoints.save(6, lineage, arrays={"x": torch.tensor(6)}, documents={})
+    assert checkpoints.newest() == Version(1, 6)
+    assert checkpoints.versions() == [Version(0, 0), Version(0, 5), Version(0, 10), Version(1, 6)]
+    assert checkpoints.load(Version(0, 10)).arrays["x"].item() == 10
+
+
+def test_a_saved_checkpoint_is_never_replaced(checkpoints):
+    checkpoints.save(1, 0, arrays={"x": torch.tensor(1)}, documents={"d": 1})
+    with pytest.raises(VersionTaken):
+        checkpoints.save(1, 0, arrays={"x": torch.tensor(2)}, documents={"d": 2})
+    assert checkpoints.load().documents == {"d": 1}
+    with pytest.raises(VersionMissing):
+        checkpoints.load(Version(0, 2))
+
+
+def test_a_kill_at_every_write_leaves_the_previous_checkpoint_whole(checkpoints, dying, killed):
+    arrays, documents = content(1)
+    checkpoints.save(1, 0, arrays=arrays, documents=documents)
+    writes = 0
+    while True:
+        try:
+            CheckpointStore.over(dying(writes)).save(2, 0, arrays=arrays, documents={**documents, "counters": [2]})
+        except killed:
+            found = checkpoints.load()
+            assert (found.version, found.documents) == (Version(0, 1), documents)
+            writes += 1
+        else:
+            break
+    assert writes > 6
+    assert checkpoints.load().documents["counters"] == [2]
+
+
+def test_a_changed_cut_or_missing_object_is_an_error_that_names_it(checkpoints):
+    arrays, documents = content(1)
+    checkpoints.save(1, 0, arrays=arrays, documents=documents)
+    objects = checkpoints._versioned.store
+    prefix = layout.data_prefix(Version(0, 1), checkpoints.commit(Version(0, 1)).attempt)
+    for path in (f"{prefix}/documents/ledger.json", f"{prefix}/float32/c/0", f"{prefix}/uint8/c/0", "commits/0-00000001.json"):
+        good = objects.read(path)
+        for bad in (good[:-3], good[:-5] + bytes([good[-5] ^ 1]) + good[-4:]):
+            objects.write(path, bad)
+            with pytest.raises(Damaged, match=path.removeprefix(prefix).strip("/")) as caught:
+                checkpoints.load()
+            assert "use another version" in str(caught.value)
+        if not path.startswith("commits"):
+            objects.delete(path)
+            with pytest.raises(Damaged, match="is missing"):
+                checkpoints.load()
+        objects.write(path, good)
+    assert checkpoints.load().documents == documents
+
+
+@pytest.mark.parametrize("documents", [{"../x": 1}, {"": 1}, {"a/b": 1}, {"a": float("inf")}, {"a": {1, 2}}])
+def test_a_document_that_cannot_be_stored_is_refused_before_anything_is_written(tmp_path, documents):
+    checkpoints = CheckpointStore(str(tmp_path))
+    with pytest.raises((TypeError, ValueError)):
+        checkpoints.save(0, 0, arrays={}, documents=documents)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_local_checkpoint_reached_the_disk_before_its_commit_and_the_commit_before_save_returns(tmp_path, monkeypatch):
+    events = []
+    fsync, link, replace = os.fsync, os.link, os.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: (events.append(("fsync", os.readlink(f"/proc/self/fd/{fd}"))), fsync(fd))[1])
+    monkeypatch.setattr(os, "link", lambda a, b: (events.append(("commit", b)), link(a, b))[1])
+    monkeypatch.setattr(os, "replace", lambda a, b: (events.append(("write", b)), replace(a, b))[1])
+    CheckpointStore(str(tmp_path / "new")).save(0, 0, arrays={"x": torch.ones(5)}, documents={"d": 1})
+    commit = next(i for i, (what, _) in enumerate(events) if what == "commit")
+    written = [path for what, path in events[:commit] if what == "write"]
+    assert len(written) == 4
+    synced = {path for what, path in events[:commit] if what == "fsync"}
+    assert {os.path.dirname(path) for path in written} <= synced
+    for i, (what, _) in enumerate(events):
+        if what in {"write", "commit"}:
+            assert events[i - 1][0] == "fsync"
+    assert events[-1] == ("fsync", str(tmp_path / "new" / "commits"))
+    assert str(tmp_path) in synced
+
+
+def test_a_checkpoint_store_travels_by_pickle(checkpoints):
+    checkpoints.save(0, 0, arrays={}, documents={"d": [1]})
+    assert pickle.loads(pickle.dumps(checkpoints)).load().documents == {"d": [1]}  # noqa: S301

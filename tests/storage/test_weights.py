@@ -1,0 +1,332 @@
+from __future__ import annotations
+
+import pickle
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+import zarr
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from storage import layout
+from storage.dtypes import TORCH_OF
+from storage.errors import TensorMismatch, UnknownTensor, UnsupportedTensor, VersionMissing, VersionTaken
+from storage.packing import byte_view, pack
+from storage.version import Version
+from storage.weights import WeightStore
+
+V0 = Version(0, 0)
+
+
+@pytest.fixture
+def weights(place):
+    return WeightStore(*place)
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal in type, shape and every bit."""
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return False
+    return np.array_equal(byte_view(a.contiguous()), byte_view(b.contiguous()))
+
+
+def of_bits(dtype: torch.dtype, *shape: int, seed: int = 0) -> torch.Tensor:
+    """A tensor of random bits, NaNs and infinities included; for bool, of true and false."""
+    generator = np.random.default_rng(seed)
+    if dtype is torch.bool:
+        return torch.from_numpy(generator.integers(0, 2, shape).astype(bool)).reshape(shape)
+    size = int(np.prod(shape)) * dtype.itemsize
+    if not size:
+        return torch.empty(shape, dtype=dtype)
+    return torch.from_numpy(generator.integers(0, 256, size, dtype=np.uint8)).view(dtype).reshape(shape)
+
+
+def test_every_type_and_shape_comes_back_bit_for_bit(weights):
+    shapes = [(), (7,), (3, 0, 2), (5, 4)]
+    state = {f"{name}{list(shape)}": of_bits(dtype, *shape) for name, dtype in TORCH_OF.items() for shape in shapes}
+    weights.publish(state, version=V0).result(60)
+    pulled = weights.pull()
+    assert list(pulled) == list(state)
+    assert all(same(pulled[name], tensor) for name, tensor in state.items())
+
+
+def test_views_of_all_strides_come_back_as_they_looked(weights):
+    base = torch.arange(60.0).reshape(3, 4, 5)
+    state = {
+        "transposed": base.transpose(0, 2),
+        "strided": base[:, ::2, 1::3],
+        "expanded": torch.tensor([1.0, 2.0]).expand(3, 2),
+        "part": base[1],
+        "parameter": torch.nn.Parameter(base[2]),
+        "conjugate": torch.tensor([1 + 2j, 3 - 1j]).conj(),
+        "negative": torch.tensor([1 + 2j, 3 - 1j]).conj().imag,
+    }
+    weights.publish(state, version=V0).result(60)
+    pulled = weights.pull()
+    for name, tensor in state.items():
+        assert torch.equal(pulled[name], tensor), name
+    assert not pulled["parameter"].requires_grad
+
+
+def test_tied_tensors_are_stored_once_and_come_back_tied(weights):
+    embedding = torch.randn(100, 8)
+    state = {"embed": embedding, "norm": torch.ones(8), "head": embedding, "copy": embedding.clone()}
+    weights.publish(state, version=V0).result(60)
+    commit = weights.commit(V0)
+    assert commit.tensors["head"].alias_of == "embed"
+    assert commit.arrays["float32"].length == 100 * 8 * 2 + 8
+    pulled = weights.pull()
+    assert pulled["head"] is pulled["embed"]
+    assert pulled["copy"] is not pulled["embed"] and torch.equal(pulled["copy"], embedding)
+    assert torch.equal(weights.pull(names=["head"])["head"], embedding)
+
+
+def test_tensors_that_overlap_without_being_the_same_view_are_each_stored(weights):
+    base = torch.arange(10.0)
+    state = {"all": base, "head": base[:5], "reversed": base.reshape(2, 5).t()}
+    weights.publish(state, version=V0).result(60)
+    pulled = weights.pull()
+    assert all(torch.equal(pulled[name], tensor) for name, tensor in state.items())
+
+
+def test_a_publish_keeps_what_the_tensors_were_when_it_was_called(weights):
+    tensor = torch.ones(1000)
+    publication = weights.publish({"w": tensor}, version=V0)
+    tensor.zero_()
+    assert publication.result(60) == V0
+    assert publication.done()
+    assert torch.equal(weights.pull()["w"], torch.ones(1000))
+
+
+def test_pull_reads_into_the_tensors_it_is_given(weights):
+    state = {"a": torch.randn(4, 3), "b": torch.randn(5), "tied": torch.zeros(0), "empty": torch.zeros(0, 2)}
+    state["tied"] = state["b"]
+    weights.publish(state, version=V0).result(60)
+    out = {
+        "a": torch.zeros(3, 4).t(),
+        "b": torch.nn.Parameter(torch.zeros(5)),
+        "tied": torch.zeros(5),
+        "empty": torch.zeros(0, 2),
+    }
+    pulled = weights.pull(out=out)
+    for name, tensor in state.items():
+        assert pulled[name] is out[name]
+        assert torch.equal(out[name], tensor), name
+    assert torch.equal(weights.pull(out={"b": out["b"]})["a"], state["a"])
+    only = torch.zeros(5)
+    weights.pull(names=["tied"], out={"tied": only})
+    assert torch.equal(only, state["b"])
+    for wrong in (torch.zeros(3, 4), torch.zeros(4, 3, dtype=torch.float64)):
+        with pytest.raises(TensorMismatch, match="'a'"):
+            weights.pull(out={"a": wrong})
+    with pytest.raises(UnknownTensor, match="'c'"):
+        weights.pull(out={"c": torch.zeros(1)})
+    with pytest.raises(UnknownTensor, match="'c'"):
+        weights.pull(names=["a", "c"])
+
+
+def test_a_few_names_cost_their_own_bytes_and_not_the_whole_array(weights, monkeypatch):
+    state = {f"layer{i}": torch.randn(64, 512) for i in range(40)}  # 128 KiB each, 5 MiB together
+    weights.publish(state, version=V0).result(60)
+    backend = type(weights._versioned.store._backend)
+    fetched = []
+    read_into = backend.read_into
+
+    def counted(self, path, buffer, start):
+        fetched.append(len(buffer))
+        return read_into(self, path, buffer, start)
+
+    monkeypatch.setattr(backend, "read_into", counted)
+    pulled = weights.pull(names=["layer33", "layer3"])
+    assert list(pulled) == ["layer33", "layer3"]
+    assert all(torch.equal(pulled[name], state[name]) for name in pulled)
+    assert sum(fetched) <= 2 * (128 + 2 * 64) * 1024
+
+
+def test_arrays_of_many_chunks_come_back_and_waste_less_than_a_value_a_chunk(weights, monkeypatch):
+    monkeypatch.setattr("storage.weights.pack", lambda state: pack(state, chunk_bytes=1000))
+    state = {f"t{i}": torch.randn(i * 37 + 1) for i in range(12)} | {"h": torch.randn(777).bfloat16()}
+    weights.publish(state, version=V0).result(60)
+    commit = weights.commit(V0)
+    for array in commit.arrays.values():
+        assert len(array.chunks) > 1
+        assert len(array.chunks) * array.chunk - array.length < len(array.chunks)
+    pulled = weights.pull()
+    assert all(same(pulled[name], tensor) for name, tensor in state.items())
+    assert same(weights.pull(names=["t9"])["t9"], state["t9"])
+
+
+def test_plain_zarr_opens_the_arrays_with_equal_values(place, monkeypatch):
+    monkeypatch.setattr("storage.weights.pack", lambda state: pack(state, chunk_bytes=256))
+    weights = WeightStore(*place)
+    state = {"w": torch.randn(10, 30), "b": torch.zeros(100), "h": torch.randn(50).bfloat16(), "n": torch.arange(5)}
+    state["f"] = torch.randn(9).to(torch.float8_e4m3fn)
+    weights.publish(state, version=V0).result(60)
+    prefix = layout.data_prefix(V0, weights.commit(V0).attempt)
+    group = zarr.open_group(f"{weights.url}/{prefix}", mode="r", storage_options=place[1] or None)
+    assert np.array_equal(group["float32"][:], torch.cat([state["w"].reshape(-1), state["b"]]).numpy())
+    assert np.array_equal(group["bfloat16"][:], state["h"].view(torch.uint16).numpy())
+    assert group["bfloat16"].attrs["dtype"] == "bfloat16"
+    assert np.array_equal(group["float8_e4m3fn"][:], state["f"].view(torch.uint8).numpy())
+    assert group["int64"][:].tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.zeros(2, 2).to_sparse(), torch.zeros(3, device="meta"), torch.zeros(8).view(torch.float4_e2m1fn_x2)]
+)
+def test_a_tensor_that_has_no_plain_form_is_refused_by_name(tmp_path, tensor):
+    with pytest.raises(UnsupportedTensor, match=r"'layer\.w'"):
+        WeightStore(str(tmp_path)).publish({"layer.w": tensor}, version=V0)
+
+
+def test_the_commit_says_what_the_version_is_and_where_it_came_from(weights):
+    weights.publish({"w": torch.ones(3)}, version=V0).result(60)
+    before = time.time()
+    said = {"trajectories": ["train/math/3/0/0"], "loss": 0.25, "nested": {"a": [None, True]}}
+    weights.publish({"w": torch.ones(3)}, version=Version(0, 1), parent=V0, metadata=said).result(60)
+    commit = weights.commit(Version(0, 1))
+    assert (commit.format, commit.version, commit.parent, commit.base) == (1, Version(0, 1), V0, None)
+    assert commit.metadata == said
+    assert before - 1 <= commit.created <= time.time() + 1
+    assert commit.bytes == 3 * 4 + 4
+
+
+@pytest.mark.parametrize("metadata", [{"x": float("nan")}, {"x": object()}])
+def test_metadata_that_is_not_json_is_refused_at_once(tmp_path, metadata):
+    with pytest.raises((TypeError, ValueError)):
+        WeightStore(str(tmp_path)).publish({}, version=V0, metadata=metadata)
+
+
+def test_of_eight_publishers_of_a_version_one_wins_and_the_others_are_told(place):
+    stores = [WeightStore(*place) for _ in range(8)]
+
+    def publish(i: int) -> bool:
+        try:
+            return stores[i].publish({"w": torch.full((1000,), float(i))}, version=V0).result(60) == V0
+        except VersionTaken as error:
+            assert error.version == V0
+            return False
+
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(publish, range(8)))
+    assert won.count(True) == 1
+    assert torch.equal(stores[0].pull()["w"], torch.full((1000,), float(won.index(True))))
+    folders = {path.split("/")[1] for path in stores[0]._versioned.store.list("data")}
+    assert len(folders) == 1, "the losers' data stayed"
+
+
+def test_a_commit_whose_reply_was_lost_is_still_ours(weights, monkeypatch):
+    create = type(weights._versioned.store).create
+
+    def unheard(self, path, data):
+        create(self, path, data)
+        return create(self, path, data)
+
+    monkeypatch.setattr(type(weights._versioned.store), "create", unheard)
+    assert weights.publish({"w": torch.ones(3)}, version=V0).result(60) == V0
+    assert torch.equal(weights.pull()["w"], torch.ones(3))
+
+
+def publish(weights: WeightStore, *versions: Version) -> None:
+    for version in versions:
+        weights.publish({"w": torch.full((2,), float(version.step))}, version=version).result(60)
+
+
+def test_an_empty_store_has_no_newest_and_says_so_when_pulled(weights):
+    assert weights.newest() is None
+    assert weights.versions() == []
+    with pytest.raises(VersionMissing, match="any version"):
+        weights.pull()
+    with pytest.raises(VersionMissing, match="0-7"):
+        weights.pull(Version(0, 7))
+
+
+def test_versions_are_ordered_as_numbers(weights):
+    publish(weights, Version(0, 9), Version(0, 10), Version(0, 123456789))
+    assert weights.versions() == [Version(0, 9), Version(0, 10), Version(0, 123456789)]
+    assert weights.newest() == Version(0, 123456789)
+    assert weights.pull(Version(0, 10))["w"].tolist() == [10.0, 10.0]
+
+
+def test_a_new_lineage_serves_its_branch_point_and_never_the_abandoned_tail(weights):
+    assert weights.open_lineage(None) == 0
+    assert weights.newest() is None
+    publish(weights, Version(0, 1), Version(0, 2), Version(0, 3))
+    assert weights.open_lineage(Version(0, 2)) == 1
+    assert weights.newest() == Version(0, 2)
+    publish(weights, Version(0, 4))  # a trainer of the abandoned tail that has not heard of it yet
+    assert weights.newest() == Version(0, 2)
+    publish(weights, Version(1, 3))
+    assert weights.newest() == Version(1, 3)
+    assert weights.newest(0) == Version(0, 4)
+    assert weights.open_lineage(Version(1, 3)) == 2
+    assert weights.newest() == Version(1, 3)
+    assert weights.open_lineage(None) == 3
+    assert weights.newest() is None
+    assert len(weights.versions()) == 5
+
+
+def test_a_lineage_needs_a_parent_that_exists(weights):
+    publish(weights, Version(0, 1))
+    with pytest.raises(VersionMissing, match="0-2"):
+        weights.open_lineage(Version(0, 2))
+    assert weights.open_lineage(Version(0, 1)) == 1
+
+
+def test_racing_openers_get_different_lineages(place):
+    stores = [WeightStore(*place) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        numbers = list(pool.map(lambda store: store.open_lineage(None), stores))
+    assert sorted(numbers) == [0, 1, 2, 3]
+
+
+def test_a_weight_store_travels_by_pickle(weights):
+    publish(weights, V0)
+    again = pickle.loads(pickle.dumps(weights))  # noqa: S301
+    assert again.pull()["w"].tolist() == [0.0, 0.0]
+    publish(again, Version(0, 1))
+    assert weights.newest() == Version(0, 1)
+
+
+def test_objects_that_are_no_commits_are_not_versions(weights):
+    publish(weights, V0)
+    for name in ("commits/0-7.json", "commits/readme.txt", "commits/0-00000009.json.bak", "commits/x/0-00000008.json"):
+        weights._versioned.store.write(name, b"{}")
+    assert weights.versions() == [V0]
+
+
+@st.composite
+def states(draw):
+    """Random names, types, shapes, strides and sharing."""
+    state = {}
+    for i in range(draw(st.integers(0, 6))):
+        name = draw(st.text(min_size=1, max_size=8)) + str(i)
+        if state and draw(st.integers(0, 4)) == 0:
+            state[name] = draw(st.sampled_from(list(state.values())))
+            continue
+        shape = draw(st.lists(st.integers(0, 7), max_size=4))
+        tensor = of_bits(TORCH_OF[draw(st.sampled_from(sorted(TORCH_OF)))], *shape, seed=draw(st.integers(0, 9)))
+        if tensor.ndim > 1 and draw(st.booleans()):
+            tensor = tensor.transpose(0, -1)
+        if tensor.ndim and draw(st.booleans()):
+            tensor = tensor[:: draw(st.integers(1, 3))]
+        state[name] = tensor
+    return state
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(state=states(), chunk_bytes=st.sampled_from([16, 100, 1 << 20]), step=st.integers(0, 10**9))
+def test_any_state_comes_back_bit_for_bit_and_as_tied_as_it_was(tmp_path_factory, state, chunk_bytes, step):
+    weights = WeightStore(str(tmp_path_factory.mktemp("state")))
+    weights._versioned.put(Version(0, step), pack(state, chunk_bytes), parent=None, metadata={}, documents={})
+    pulled = weights.pull()
+    assert list(pulled) == list(state)
+    for name, tensor in state.items():
+        assert same(pulled[name], tensor)
+        assert same(weights.pull(names=[name])[name], tensor)
+        for other in state:
+            if tensor is state[other] and tensor.numel():
+                assert pulled[name] is pulled[other]
