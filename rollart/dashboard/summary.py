@@ -168,9 +168,11 @@ def _tasks(rows: Iterable[Row]) -> tuple[TaskSummary, ...]:
     """
     scores: dict[str, dict[int, dict[int, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     for row in rows:
+        if not (_known(row["version"]) and _known(row["score"])):
+            continue
         version = _step(row["version"])
         pure = row["first_version"] == version and row["last_version"] == version
-        if _known(row["score"]) and pure and row["fate"] != "lineage":
+        if pure and row["fate"] != "lineage":
             scores[str(row["task"])][version][int(row["episode"])].append(float(row["score"]))
     tasks = []
     for task, versions in sorted(scores.items()):

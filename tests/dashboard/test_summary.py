@@ -34,11 +34,12 @@ def test_an_episode_with_a_token_of_another_version_is_void(made_up):
 
 
 def test_rows_of_an_abandoned_lineage_and_without_a_score_are_left_out(made_up):
-    table = (
-        evaluations(made_up, "a", {0: [0.5, 0.5]})
-        + evaluations(made_up, "a", {0: [1.0] * 5}, fate="lineage")
-        + [made_up.row("evaluate", "a", 7, 0, float("nan"))]
-    )
+    table = [
+        *evaluations(made_up, "a", {0: [0.5, 0.5]}),
+        *evaluations(made_up, "a", {0: [1.0] * 5}, fate="lineage"),
+        made_up.row("evaluate", "a", 7, 0, float("nan")),
+        made_up.row("evaluate", "a", 8, 0, 1.0) | {"version": float("nan"), "fate": None},
+    ]
     (task,) = summarize([], table).tasks
     assert (task.before.estimate.mean, task.before.estimate.n) == (0.5, 2)
 

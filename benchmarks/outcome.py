@@ -1,0 +1,86 @@
+"""What every benchmark has in common: its options, its table, `NAME.json` and `NAME.png`. Measures nothing itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.machine import describe, title
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`rows`: one flat mapping an observation. `headline`: the figures that goals are set on."""
+
+    rows: Sequence[Mapping[str, Any]]
+    headline: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """`measure(quick)` takes the measurements, `draw(outcome)` makes the picture of them, from the stored JSON as well."""
+
+    name: str
+    claim: str
+    measure: Callable[[bool], Outcome]
+    draw: Callable[[Outcome], Figure]
+
+    def main(self) -> None:
+        """The command line of one benchmark."""
+
+        @click.command(help=self.claim)
+        @click.option("--quick", is_flag=True, help="fewer and shorter repetitions")
+        @click.option(
+            "--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS, help="folder for the JSON file and the picture"
+        )
+        def command(quick: bool, out: Path) -> None:
+            self.run(quick, out)
+
+        command()
+
+    def run(self, quick: bool, out: Path) -> None:
+        """Measures, prints and writes."""
+        machine = describe()
+        outcome = self.measure(quick)
+        show(self, outcome, machine)
+        out.mkdir(parents=True, exist_ok=True)
+        stored = {"name": self.name, "quick": quick, "machine": machine, "rows": list(outcome.rows), "headline": dict(outcome.headline)}
+        (out / f"{self.name}.json").write_text(json.dumps(stored, indent=1, allow_nan=False) + "\n")
+        self.redraw(out)
+
+    def redraw(self, out: Path) -> None:
+        """Draws the picture again from the JSON file."""
+        stored = json.loads((out / f"{self.name}.json").read_text())
+        figure = self.draw(Outcome(stored["rows"], stored["headline"]))
+        figure.text(0.01, 0.005, title(stored["machine"]) + (", quick" if stored["quick"] else ""), fontsize=6, color="#718096")
+        figure.savefig(out / f"{self.name}.png", dpi=150)
+
+
+def spread(values: Sequence[float]) -> str:
+    """`median (least to most)`."""
+    return f"{median(values):,.3g} ({min(values):,.3g} to {max(values):,.3g})"
+
+
+def show(benchmark: Benchmark, outcome: Outcome, machine: Mapping[str, Any]) -> None:
+    """Prints the rows and the headline."""
+    console = Console()
+    table = Table(title=benchmark.claim, caption=title(dict(machine)), title_justify="left", caption_justify="left")
+    columns = list(outcome.rows[0]) if outcome.rows else []
+    for column in columns:
+        table.add_column(column)
+    for row in outcome.rows:
+        table.add_row(*(f"{row[c]:,.4g}" if isinstance(row[c], float) else str(row[c]) for c in columns))
+    console.print(table)
+    for name, value in outcome.headline.items():
+        console.print(f"{name}: {value:,.4g}")
