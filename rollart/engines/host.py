@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fsspec
 from distributed import Worker, WorkerPlugin
@@ -17,9 +17,10 @@ from rollart.engines.errors import EngineDied, EngineRefused, EngineUnreachable
 from rollart.engines.process import EngineProcess
 from rollart.engines.router import EngineEntry
 from rollart.engines.settings import EngineSettings
-from rollart.engines.weight_cache import WeightCache
 from storage.version import Version
-from storage.weights import WeightStore
+
+if TYPE_CHECKING:
+    from rollart.engines.weight_cache import WeightCache
 
 __all__ = ["PLUGIN", "EngineHost", "EngineSettings", "serve_task"]
 
@@ -66,7 +67,7 @@ class EngineHost(WorkerPlugin):
             self._address = get_address_host(worker.address)
         self._serving = asyncio.Lock()
         self._client = EngineClient()
-        self._cache = await asyncio.to_thread(lambda: WeightCache(WeightStore(self.weights_url, self.storage_options)))
+        self._cache = await asyncio.to_thread(_open_cache, self.weights_url, self.storage_options)
         try:
             await self._start()
         except BaseException:
@@ -156,6 +157,14 @@ class EngineHost(WorkerPlugin):
                 filesystem.get_file(name, str(aside))
                 aside.replace(file)
         return target
+
+
+def _open_cache(weights_url: str, storage_options: Mapping[str, Any]) -> WeightCache:
+    # Imported here, since it brings torch: the control process imports this module too, to send the plugin.
+    from rollart.engines.weight_cache import WeightCache
+    from storage.weights import WeightStore
+
+    return WeightCache(WeightStore(weights_url, storage_options))
 
 
 async def serve_task(version: Version, dask_worker: Worker) -> EngineEntry:

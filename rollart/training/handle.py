@@ -10,6 +10,7 @@ from distributed import Client
 
 from rollart.training import worker as tasks
 from rollart.training.metrics import StepMetrics, SupervisedMetrics
+from rollart.training.resumed import Resumed
 from rollart.training.settings import OptimiserSettings
 from rollart.types import Batch, Receipt, Version
 
@@ -41,10 +42,9 @@ class Trainer:
         """Saves the state at `version` and `documents` in one commit."""
         return await self._run("checkpoint", tasks.checkpoint_task, version, documents)
 
-    async def load_checkpoint(self, version: Version) -> dict[str, Any]:
-        """Goes on from a checkpoint; returns the documents saved with it."""
-        _, documents = await self._run("load", tasks.load_checkpoint_task, version, exclusive=True)
-        return documents
+    async def resume(self) -> Resumed:
+        """Goes on from the newest checkpoint, if there is one, in a new lineage of versions and checkpoints."""
+        return await self._run("resume", tasks.resume_task, exclusive=True)
 
     async def _run(self, name: str, task: Callable[..., Any], *args: Any, exclusive: bool = False) -> Any:
         return await self._client.submit(

@@ -43,6 +43,11 @@ class OptimiserSettings(_Settings):
     max_skips: int = Field(default=3, ge=0, description="optimiser steps in a row that may be skipped since loss or gradient is not finite")
 
 
+    def over(self, steps: int) -> OptimiserSettings:
+        """The same, with the decay spread over `steps` optimiser steps unless it says otherwise itself."""
+        return self if self.total_steps is not None else self.model_copy(update={"total_steps": max(1, steps)})
+
+
 class LossSettings(_Settings):
     """Which policy loss runs, and what is added to it."""
 

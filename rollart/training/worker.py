@@ -17,6 +17,7 @@ from distributed import Worker, WorkerPlugin, get_worker
 from rollart.training.advantages.registry import advantages_of
 from rollart.training.errors import BatchError, StateError
 from rollart.training.metrics import StepMetrics, SupervisedMetrics
+from rollart.training.resumed import Resumed
 from rollart.training.settings import LearnerSettings, OptimiserSettings
 from rollart.types import Batch, Receipt, Segment, Trajectory
 from storage.version import Version
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from storage.weights import WeightStore
 
 __all__ = [
-    "PLUGIN", "LearnerPlugin", "TrajectoryReader", "begin_task", "checkpoint_task", "load_checkpoint_task", "load_weights_task",
+    "PLUGIN", "LearnerPlugin", "Resumed", "TrajectoryReader", "begin_task", "checkpoint_task", "load_checkpoint_task", "load_weights_task",
     "publish_task", "supervised_task", "train_task",
 ]  # fmt: skip
 
@@ -62,7 +63,7 @@ class LearnerPlugin(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         """Starts to build the learner; an error of it is raised by the first task that needs it."""
         self._builder = ThreadPoolExecutor(1, thread_name_prefix="build-learner")
-        self._built: Future[Learner] = self._builder.submit(_build, self.folder, self.settings)
+        self._built: Future[Learner] = self._builder.submit(_build, self.folder, self.storage_options, self.settings)
         self._last: tuple[int, StepMetrics] | None = None  # lineage and metrics of the last training step
         self._snapshots: dict[Version, dict[str, Tensor]] = {}
         self._states: dict[Version, tuple[dict[str, Tensor], dict[str, Any]]] = {}
@@ -141,10 +142,11 @@ class LearnerPlugin(WorkerPlugin):
             )
 
 
-def _build(folder: str, settings: LearnerSettings) -> Learner:
+def _build(folder: str, storage_options: Mapping[str, Any] | None, settings: LearnerSettings) -> Learner:
     from rollart.training.learner import Learner
+    from storage.folders import local_folder
 
-    return Learner(folder, settings)
+    return Learner(local_folder(folder, storage_options), settings)
 
 
 def _plugin() -> LearnerPlugin:
@@ -227,3 +229,23 @@ def supervised_receipts_task(receipts: Sequence[Receipt]) -> SupervisedMetrics:
     """One supervised step on the durable trajectories that `receipts` name."""
     segments = [s for t in _plugin().read(receipts) for s in t.segments]
     return supervised_task(segments)
+
+
+def resume_task() -> Resumed:
+    """Loads the newest checkpoint, if there is one, and opens the lineage that goes on from it, in both stores.
+
+    A crash between the two leaves the stores' numbers apart; the lower one is opened again until they agree.
+    """
+    plugin = _plugin()
+    parent = plugin.checkpoints.newest()
+    documents: dict[str, Any] = {}
+    if parent is not None:
+        _, documents = load_checkpoint_task(parent)
+    lineage = plugin.checkpoints.open_lineage(parent)
+    opened = plugin.weights.open_lineage(parent)
+    while opened != lineage:
+        if opened < lineage:
+            opened = plugin.weights.open_lineage(parent)
+        else:
+            lineage = plugin.checkpoints.open_lineage(parent)
+    return Resumed(parent, lineage, documents)

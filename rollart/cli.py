@@ -1,0 +1,149 @@
+"""The command line: `rollart ...`, also `dask rollart ...`. Each sub-command is one thin function; exit codes are
+
+0 done, 2 the user's error, 3 the run failed, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from functools import wraps
+from importlib import resources
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+import dask
+
+from rollart.config import Config, ConfigError, load
+
+FLOWS = ("train", "sft", "evaluate")
+
+USER_ERROR, FAILED, INTERRUPTED = 2, 3, 130
+
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on the last line, and nothing else on it.")
+
+
+def _clean_errors(command: Callable[..., None]) -> Callable[..., None]:
+    """Turns a user's error into its one clear line and exit code 2."""
+
+    @wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> None:
+        from storage.errors import StoreError
+
+        try:
+            command(*args, **kwargs)
+        except (ConfigError, StoreError) as error:
+            _fail(str(error), USER_ERROR, kwargs.get("as_json", False))
+
+    return wrapped
+
+
+def _fail(message: str, code: int, as_json: bool) -> NoReturn:
+    click.echo(f"rollart: {message}", err=True)
+    if as_json:
+        click.echo(json.dumps({"ok": False, "error": message, "exit_code": code}))
+    sys.exit(code)
+
+
+@click.group(name="rollart", context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="rollart")
+def main() -> None:
+    """Multi-task agentic reinforcement learning for language models on Dask."""
+
+
+@main.command()
+@click.argument("flow", type=click.Choice(FLOWS))
+@click.option("--config", "config_path", type=click.Path(dir_okay=False), help="YAML file; default: the quick start's.")
+@click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Override one field; may be repeated.")
+@click.option("--dry-run", is_flag=True, help="Print the resolved configuration and whether the cluster can run it, and stop.")
+@click.option("--resume", is_flag=True, help="Go on from the newest checkpoint of the run (of the newest run, where run.name is not set).")
+@click.option("--quiet", is_flag=True, help="Show no progress.")
+@_json_option
+@_clean_errors
+def run(flow: str, config_path: str | None, overrides: tuple[str, ...], dry_run: bool, resume: bool, quiet: bool, as_json: bool) -> None:
+    """Runs FLOW from start to end."""
+    config = load(config_path or _shipped("quickstart.yaml"), list(overrides))
+    if dry_run:
+        _dry_run(config, as_json)
+        return
+    _quiet_dask()
+    from rollart.running import run_flow
+
+    ended = run_flow(flow, config, resume=resume, mode="quiet" if quiet else "auto")
+    if ended.error is not None:
+        _fail(ended.error, ended.exit_code, as_json)
+    click.echo(ended.table) if not quiet else None
+    if as_json:
+        click.echo(json.dumps({"ok": True, "run": ended.url, "exit_code": ended.exit_code, **ended.summary}))
+    sys.exit(ended.exit_code)
+
+
+def _quiet_dask() -> None:
+    """Leaves the terminal to the run: Dask tells of each connection otherwise. Set before distributed is imported, which reads it once."""
+    dask.config.set({"logging": {"distributed": "warning", "distributed.nanny": "error", "distributed.core": "error", "bokeh": "error"}})
+
+
+def _dry_run(config: Config, as_json: bool) -> None:
+    from rollart.environments import registry
+    from rollart.rewards import registry as rewards
+
+    for task in config.tasks:
+        try:
+            registry.make(task.environment, **task.settings)
+            rewards.resolve(task.reward)
+        except ValueError as error:
+            raise ConfigError(f"tasks.{task.name}: {error}") from error
+    from rollart.cluster import look
+
+    workers, problems = look(config)
+    if not as_json:
+        click.echo(config.to_yaml(), nl=False)
+        click.echo("# workers: " + (", ".join(f"{w.name} ({', '.join(w.resources)})" for w in workers) or "none"))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    if as_json:
+        click.echo(json.dumps({"ok": True, "config": config.model_dump(mode="json"), "workers": [w.name for w in workers]}))
+    else:
+        click.echo("# the cluster can run this")
+
+
+@main.command()
+@click.option("--root", default="runs", show_default=True, help="Folder or URL that holds the runs.")
+@_json_option
+@_clean_errors
+def runs(root: str, as_json: bool) -> None:
+    """Lists the runs under a folder or URL."""
+    from rollart.run import about, names
+
+    found = [about(root, name) for name in names(root)]
+    if not as_json:
+        for entry in found:
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry["created"]))
+            click.echo(f"{entry['name']:32} {entry['flow']:10} {when}  {entry['state']}")
+        if not found:
+            click.echo(f"no runs under {root}")
+    else:
+        click.echo(json.dumps({"ok": True, "runs": found}))
+
+
+@main.command()
+@click.argument("run_url", metavar="RUN")
+@_json_option
+@_clean_errors
+def report(run_url: str, as_json: bool) -> None:
+    """Writes RUN's report (a run's folder or URL) and prints its summary."""
+    from rollart.run import RunFolder
+    from rollart.running import report_on
+
+    folder = RunFolder(run_url)
+    folder.config()  # says so if there is no run
+    url, summary, table = report_on(folder)
+    click.echo(json.dumps({"ok": True, "report": url, **summary}) if as_json else f"{table}\nreport: {url}")
+
+
+def _shipped(name: str) -> Path:
+    """A configuration that comes with the package."""
+    return Path(str(resources.files("flows").joinpath("configs", name)))

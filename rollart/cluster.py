@@ -1,0 +1,170 @@
+"""Hardware classes and Dask: the local cluster, and the check that a cluster has what a run needs. Runs nothing of a flow."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import dask
+from distributed import Client, Nanny, Scheduler, SpecCluster, Worker, WorkerPlugin
+
+from rollart.config import Config, ConfigError, HardwareClass
+from rollart.control.affinity import Stage
+
+TORCH_STAGES: tuple[Stage, ...] = ("train", "generate")
+"""The stages whose processes compute with torch, among which the cores are shared out."""
+
+
+class MissingResource(ConfigError):
+    """A hardware class is declared and needed, but no worker of the cluster has its resource."""
+
+
+class ClusterUnreachable(ConfigError):
+    """The scheduler or its port can't be had."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterWorker:
+    """A worker as the scheduler sees it."""
+
+    address: str
+    name: str
+    resources: Mapping[str, float]
+
+
+def torch_threads(config: Config, cores: int | None = None) -> int:
+    """Threads of each torch process: the cores shared out evenly, at least 1.
+
+    Two torch processes that together want more threads than there are cores slow each other down by a factor of 10 to 40.
+    """
+    classes = {config.affinity.hardware_class(stage, t.name) for stage in TORCH_STAGES for t in config.tasks}
+    processes = sum(config.hardware[c].workers for c in classes)
+    return max(1, (cores or os.cpu_count() or 1) // max(1, processes))
+
+
+class Manners(WorkerPlugin):
+    """Leaves Ctrl-C, which the terminal sends to every process, to the one that owns the run."""
+
+    name = "manners"
+
+    def setup(self, worker: Worker) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def local_cluster(config: Config, scratch: str) -> SpecCluster:
+    """A cluster on this machine: `workers` processes a hardware class, each with that class's resource and nothing else.
+
+    One class a process, since Dask looks only at the first of the tasks that wait for a resource. `scratch`: folder for
+    the workers' files. Not started yet: await it, or use it as an async context manager.
+    """
+    check_port(config.run.dashboard_port)
+    dask.config.set({"distributed.worker.daemon": False, "distributed.comm.timeouts.connect": "60s", "distributed.admin.log-format": "%(message)s"})
+    workers = {
+        f"{name}-{i}": {"cls": Nanny, "options": _worker_options(hardware, scratch)}
+        for name, hardware in config.hardware.items()
+        if name in config.affinity.used()
+        for i in range(hardware.workers)
+    }
+    scheduler = {
+        "cls": Scheduler,
+        "options": {"dashboard_address": f"127.0.0.1:{config.run.dashboard_port}", "host": "127.0.0.1", "port": 0},
+    }
+    return SpecCluster(workers=workers, scheduler=scheduler, asynchronous=True, silence_logs=False)
+
+
+def _worker_options(hardware: HardwareClass, scratch: str) -> dict[str, Any]:
+    # A coroutine takes one of a worker's threads to Dask, though it needs none: as many as the slots, and a few for what has no resource.
+    return {
+        "nthreads": hardware.slots + 4,
+        "resources": {hardware.resource: hardware.slots},
+        "memory_limit": 0,
+        "local_directory": scratch,
+        "host": "127.0.0.1",
+        "dashboard_address": None,
+        "dashboard": False,
+        "env": {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+    }
+
+
+def check_port(port: int) -> None:
+    """ClusterUnreachable if the dashboard's port is taken."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ClusterUnreachable(
+                f"run.dashboard_port: port {port} is in use ({error.strerror}); choose another with --set run.dashboard_port=0 (any free one)"
+            ) from error
+
+
+async def connect(address: str) -> Client:
+    """A client of a running scheduler; ClusterUnreachable if none answers there."""
+    try:
+        return await Client(address, asynchronous=True, timeout=10)
+    except (OSError, ValueError) as error:
+        raise ClusterUnreachable(f"run.scheduler: no Dask scheduler answers at {address} ({error}); start one or correct the address") from error
+
+
+async def workers_of(client: Client) -> list[ClusterWorker]:
+    """The workers that the scheduler has now, by name."""
+    identity = await client.scheduler.identity()
+    found = [ClusterWorker(address, str(w["name"]), w["resources"]) for address, w in identity["workers"].items()]
+    return sorted(found, key=lambda w: w.name)
+
+
+def missing_resources(config: Config, workers: list[ClusterWorker]) -> list[str]:
+    """One line for each hardware class that is needed and that no worker has, saying what to start."""
+    problems = []
+    for name in sorted(config.affinity.used()):
+        resource = config.hardware[name].resource
+        if not any(w.resources.get(resource, 0) >= 1 for w in workers):
+            stages: list[str] = [s for s, c in config.stages.items() if c == name] or [
+                f"{t}.{s}" for (t, s), c in config.affinity.tasks.items() if c == name
+            ]
+            problems.append(
+                f"hardware.{name}: no worker has the resource {resource}, which {', '.join(stages)} needs; "
+                f'start one with `dask worker SCHEDULER --resources "{resource}={config.hardware[name].slots}"`'
+            )
+    return problems
+
+
+async def check_cluster(client: Client, config: Config) -> list[ClusterWorker]:
+    """The workers, once every needed resource is there; MissingResource names those that are not. A task for a resource
+    that no worker has would wait for ever without a word."""
+    workers = await workers_of(client)
+    problems = missing_resources(config, workers)
+    if problems:
+        raise MissingResource("\n".join(problems))
+    return workers
+
+
+def planned_workers(config: Config) -> list[ClusterWorker]:
+    """The workers that `local_cluster` would start."""
+    return [
+        ClusterWorker("local", f"{name}-{i}", {h.resource: h.slots})
+        for name, h in config.hardware.items()
+        if name in config.affinity.used()
+        for i in range(h.workers)
+    ]
+
+
+def scratch_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder for workers' files that goes when the run does."""
+    return tempfile.TemporaryDirectory(prefix="rollart-", ignore_cleanup_errors=True)
+
+
+def look(config: Config) -> tuple[list[ClusterWorker], list[str]]:
+    """The workers that a run would have, and what stands in its way, without starting anything."""
+    if config.run.scheduler is None:
+        check_port(config.run.dashboard_port)
+        return planned_workers(config), []
+    with Client(config.run.scheduler, timeout=3) as client:
+        identity = client.scheduler_info(n_workers=-1)
+        workers = [ClusterWorker(a, str(w["name"]), w["resources"]) for a, w in identity["workers"].items()]
+    return workers, missing_resources(config, workers)

@@ -1,0 +1,372 @@
+"""The whole configuration as typed models; owns what may be said and what contradicts what. Starts nothing, imports no torch.
+
+A configuration is a YAML file plus `--set a.b=c` overrides. Every refusal names the field's path and what to do.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from rollart.control.affinity import STAGES, AffinityMap, Stage
+from rollart.control.ledger import FailurePolicy, TaskQuota
+from rollart.control.staleness import StalenessWindow
+from rollart.training.settings import LearnerSettings, OptimiserSettings
+from rollart.types import SamplingTransform
+
+RunIn = Literal["loop", "thread"]
+
+
+class ConfigError(ValueError):
+    """The configuration can't be used; the message is one line a problem, each with the field's path and a remedy."""
+
+
+class Section(BaseModel):
+    """Base of every section: unknown keys are refused, values are not coerced silently, nothing changes after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RunSettings(Section):
+    """Which run this is and where its folder lies."""
+
+    root: str = Field("runs", description="folder that holds the runs: a path or any fsspec URL (s3://bucket/runs)")
+    name: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="the run's name; default: the flow and the time")
+    storage_options: dict[str, Any] = Field(
+        default_factory=dict, description="fsspec options of `root` (never credentials: they come from the environment)"
+    )
+    seed: int = Field(0, ge=0, lt=2**31, description="every seed of the run follows from it")
+    deterministic: bool = Field(False, description="equal runs are equal bit for bit; needs alpha 0, fp32 and the embedded engine, and is slow")
+    dashboard_port: int = Field(8787, ge=0, le=65535, description="port of the Dask dashboard; 0 takes any free one")
+    scheduler: str | None = Field(None, description="address of a running Dask scheduler; default: a local cluster is started")
+    step_timeout: float = Field(
+        900.0, gt=0, description="seconds without any trajectory, step or version after which the run fails and says what it awaits"
+    )
+
+
+class HardwareClass(Section):
+    """A kind of worker: a Dask resource with a price."""
+
+    resource: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", description="name of the Dask worker resource")
+    slots: int = Field(1, ge=1, description="units of the resource a worker process has: how many tasks run there at once")
+    workers: int = Field(1, ge=1, description="worker processes that the local cluster starts")
+    price_per_hour: float = Field(0.0, ge=0, description="price of one worker, in the currency of your choice per hour")
+
+
+class TinyPolicy(Section):
+    """A small Llama-shaped policy and its tokenizer, made here from nothing."""
+
+    vocab: int = Field(512, ge=258, description="most tokens of the tokenizer; 256 bytes and two special ones are the least")
+    hidden_size: int = Field(128, ge=16, multiple_of=8, description="width of the residual stream")
+    layers: int = Field(4, ge=1, description="decoder layers")
+    heads: int = Field(4, ge=1, description="attention heads")
+    intermediate_size: int = Field(352, ge=16, description="width of the feed-forward layer")
+    max_length: int = Field(512, ge=32, description="positions, in tokens")
+
+
+class PolicySettings(Section):
+    """The policy: a Hugging Face folder, a version that another run published, or a tiny one built here."""
+
+    model: str | None = Field(None, description="folder of a Hugging Face causal language model (config, tokenizer, safetensors)")
+    tiny: TinyPolicy | None = Field(None, description="build a small policy instead")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> PolicySettings:
+        if (self.model is None) == (self.tiny is None):
+            raise ValueError("give either policy.model or policy.tiny, not both and not neither")
+        return self
+
+
+class Sampling(Section):
+    """How responses are sampled for training."""
+
+    temperature: float = Field(1.0, gt=0, le=10, description="softmax temperature; the trainer applies the same")
+    top_p: float = Field(1.0, gt=0, le=1, description="nucleus; must stay 1 for training, whose log-probabilities it would change")
+    top_k: int = Field(-1, ge=-1, description="cut to the k likeliest tokens; must stay -1 for training")
+
+    @model_validator(mode="after")
+    def _uncut(self) -> Sampling:
+        if self.top_p < 1 or self.top_k > 0:
+            raise ValueError(
+                "top_p and top_k change the distribution in a way that the trainer can't replay: leave them at 1 and -1, use temperature"
+            )
+        return self
+
+    @property
+    def transform(self) -> SamplingTransform:
+        return SamplingTransform(temperature=self.temperature)
+
+
+class TaskSettings(Section):
+    """One task of the mix."""
+
+    name: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", description="name in metrics, tables and on the dashboard")
+    environment: str = Field(description="a registered environment's name, or `module:Class`")
+    settings: dict[str, Any] = Field(default_factory=dict, description="the environment's own settings")
+    reward: str = Field("environment", description="a registered verifier's name, or `module:function`")
+    weight: float = Field(1.0, gt=0, description="share of the groups of a batch, relative to the other tasks")
+    group_size: int = Field(8, ge=2, description="trajectories a group (G)")
+    min_members: int | None = Field(None, ge=2, description="survivors below which a group is dropped whole; default: group_size")
+    max_turns: int = Field(1, ge=1, description="turns after which an episode is cut off")
+    max_new_tokens: int = Field(16, ge=1, description="tokens a response may have")
+    max_tokens: int = Field(256, ge=8, description="tokens a trajectory may have, prompts included")
+    run_in: RunIn = Field("thread", description="where the environment's calls run: in a thread, or in the worker's loop if none takes over 1 ms")
+    sampling: Sampling = Field(default_factory=lambda: Sampling())
+    classes: dict[Stage, str] = Field(
+        default_factory=dict, description="hardware class by stage, where this task wants another one than `stages` says"
+    )
+
+    @model_validator(mode="after")
+    def _members(self) -> TaskSettings:
+        if self.min_members is not None and self.min_members > self.group_size:
+            raise ValueError(f"min_members {self.min_members} is over group_size {self.group_size}: lower it")
+        if self.max_new_tokens >= self.max_tokens:
+            raise ValueError(f"max_new_tokens {self.max_new_tokens} leaves no room in max_tokens {self.max_tokens}: raise max_tokens")
+        return self
+
+
+class WarmUpSettings(Section):
+    """Supervised warm-up on imperfect scripted play, so that actions parse and reinforcement learning has something to improve."""
+
+    steps: int = Field(0, ge=0, description="supervised steps; 0: no warm-up")
+    batch: int = Field(64, ge=1, description="trajectories a supervised step")
+    episodes: dict[str, int] = Field(default_factory=dict, description="scripted episodes by task name, to learn from")
+    optimiser: OptimiserSettings = Field(
+        default_factory=lambda: OptimiserSettings(lr=1e-3, decay="linear"),
+        description="AdamW of the warm-up; total_steps defaults to warm_up.steps",
+    )
+
+    @model_validator(mode="after")
+    def _something(self) -> WarmUpSettings:
+        if any(n < 0 for n in self.episodes.values()):
+            raise ValueError("warm_up.episodes counts episodes: give numbers from 0")
+        if self.steps and not any(self.episodes.values()):
+            raise ValueError("warm_up.steps needs scripted play: set warm_up.episodes.TASK for at least one task, or steps to 0")
+        return self
+
+
+class TrainSettings(Section):
+    """The reinforcement-learning loop."""
+
+    steps: int = Field(100, ge=1, description="training steps in all; version n is the weights after n of them")
+    groups: int = Field(24, ge=1, description="groups a batch, shared among the tasks by weight")
+    alpha: int = Field(1, ge=0, le=64, description="staleness bound, in versions; 0 is synchronous")
+    checkpoint_every: int = Field(20, ge=1, description="steps between checkpoints")
+    max_skipped: int = Field(10, ge=1, description="steps in a row without any group that carries signal, after which the run fails")
+
+
+class RolloutSettings(Section):
+    """How trajectories run."""
+
+    attempts: int = Field(3, ge=1, description="tries at a member before it is given up")
+    lease: float = Field(300.0, gt=0, description="seconds after which a silent attempt counts as failed")
+    flush: float = Field(0.25, gt=0, description="seconds that a finished trajectory waits at most before it is written")
+    flush_rows: int = Field(64, ge=1, description="finished trajectories that are written at once at the latest")
+
+
+class EvaluateSettings(Section):
+    """Evaluation on held-out seeds, each on one version held to its end."""
+
+    episodes: int = Field(256, ge=1, description="held-out episodes a task, the same ones every time")
+    every: int = Field(50, ge=0, description="steps between evaluations; 0: only before and after")
+    every_episodes: int = Field(64, ge=1, description="episodes a task of those in between")
+    temperature: float = Field(1.0, ge=0, le=10, description="sampling temperature; 0 is greedy")
+
+
+class EngineSettings(Section):
+    """The generation engine that each generation worker owns."""
+
+    kind: Literal["embedded"] = Field("embedded", description="embedded: torch in a process of the worker's, for small models")
+    slots: int = Field(128, ge=1, description="sequences in the KV cache: those that decode, and those whose prefix waits for its next turn")
+    max_length: int = Field(512, ge=32, description="tokens a request may reach, prompt included")
+    chunk: int = Field(1024, ge=1, description="prompt tokens of one pass, over all requests")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="number format of the weights")
+    device: str = Field("cpu", description="torch device")
+    kv: Literal["recomputed", "kept"] = Field("recomputed", description="what happens to the KV cache of responses in flight at a weight swap")
+
+
+class Config(Section):
+    """Everything a run needs to be repeated."""
+
+    run: RunSettings = Field(default_factory=lambda: RunSettings())
+    hardware: dict[str, HardwareClass] = Field(min_length=1, description="hardware classes by name")
+    stages: dict[Stage, str] = Field(description="hardware class by stage: train, generate, environment, reward")
+    policy: PolicySettings
+    tasks: list[TaskSettings] = Field(min_length=1, description="the mix")
+    warm_up: WarmUpSettings = Field(default_factory=lambda: WarmUpSettings())
+    train: TrainSettings = Field(default_factory=lambda: TrainSettings())
+    training: LearnerSettings = Field(default_factory=lambda: LearnerSettings())
+    rollout: RolloutSettings = Field(default_factory=lambda: RolloutSettings())
+    evaluate: EvaluateSettings = Field(default_factory=lambda: EvaluateSettings())
+    engine: EngineSettings = Field(default_factory=lambda: EngineSettings())
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Config:
+        names = [t.name for t in self.tasks]
+        problems = [f"tasks: {n!r} stands twice; give every task its own name" for n in sorted({n for n in names if names.count(n) > 1})]
+        problems += [f"stages.{s}: missing; map it to one of {sorted(self.hardware)}" for s in STAGES if s not in self.stages]
+        mapped = {f"stages.{s}": c for s, c in self.stages.items()}
+        mapped |= {f"tasks.{t.name}.classes.{s}": c for t in self.tasks for s, c in t.classes.items()}
+        problems += [
+            f"{path}: no hardware class {c!r}; declare hardware.{c} or use one of {sorted(self.hardware)}"
+            for path, c in mapped.items()
+            if c not in self.hardware
+        ]
+        problems += [f"tasks.{t.name}.classes.train: training serves all tasks; set stages.train" for t in self.tasks if "train" in t.classes]
+        resources = [h.resource for h in self.hardware.values()]
+        problems += [
+            f"hardware: resource {r!r} stands twice; one class, one resource" for r in sorted({r for r in resources if resources.count(r) > 1})
+        ]
+        problems += [f"warm_up.episodes.{n}: no such task; use one of {names}" for n in self.warm_up.episodes if n not in names]
+        problems += [
+            f"tasks.{t.name}.max_tokens: {t.max_tokens} is over engine.max_length {self.engine.max_length}; raise that or lower this"
+            for t in self.tasks
+            if t.max_tokens > self.engine.max_length
+        ]
+        if self.policy.tiny is not None and self.policy.tiny.max_length < self.engine.max_length:
+            problems.append(f"engine.max_length: {self.engine.max_length} is over policy.tiny.max_length {self.policy.tiny.max_length}; lower it")
+        if len(self.tasks) > self.train.groups:
+            problems.append(f"train.groups: {self.train.groups} leaves a task out of {len(self.tasks)} without a group; raise it")
+        if self.run.deterministic:
+            if self.train.alpha != 0:
+                problems.append("run.deterministic: needs train.alpha 0, since asynchronous work ends in no fixed order")
+            if self.engine.dtype != "float32" or self.training.model.dtype != "float32":
+                problems.append("run.deterministic: needs engine.dtype and training.model.dtype float32")
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+    @property
+    def affinity(self) -> AffinityMap:
+        return AffinityMap(self.stages, {(t.name, s): c for t in self.tasks for s, c in t.classes.items()})
+
+    @property
+    def window(self) -> StalenessWindow:
+        return StalenessWindow(self.train.alpha)
+
+    @property
+    def failure_policy(self) -> FailurePolicy:
+        return FailurePolicy(self.rollout.attempts, self.rollout.lease)
+
+    @property
+    def quotas(self) -> list[TaskQuota]:
+        """Groups a batch by task: shares of `train.groups` by weight, whole by largest remainder, at least one each."""
+        total = sum(t.weight for t in self.tasks)
+        spare = self.train.groups - len(self.tasks)
+        exact = [spare * t.weight / total for t in self.tasks]
+        whole = [int(x) for x in exact]
+        by_remainder = sorted(range(len(exact)), key=lambda i: (whole[i] - exact[i], i))
+        for i in by_remainder[: spare - sum(whole)]:
+            whole[i] += 1
+        return [TaskQuota(t.name, 1 + w, t.group_size, t.min_members or t.group_size) for t, w in zip(self.tasks, whole, strict=True)]
+
+    def task(self, name: str) -> TaskSettings:
+        return next(t for t in self.tasks if t.name == name)
+
+    def to_yaml(self) -> str:
+        """The resolved configuration, which `load` reads back equal."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, width=140)
+
+
+RESUMABLE = {
+    "run.dashboard_port", "run.scheduler", "run.step_timeout", "train.steps", "train.checkpoint_every",
+    "train.max_skipped", "evaluate", "rollout", "hardware",
+}  # fmt: skip
+"""Fields (and sections) that may differ when a run is resumed; any other would make the curve one of two different experiments."""
+
+
+def load(path: str | Path, overrides: list[str] | None = None) -> Config:
+    """Reads a YAML file and applies `a.b=c` overrides. ConfigError with one line a problem."""
+    try:
+        text = Path(path).read_text()
+    except OSError as error:
+        raise ConfigError(f"--config: {path} can't be read ({error.strerror}); give the path of a YAML file") from error
+    return parse(text, overrides, source=str(path))
+
+
+def parse(text: str, overrides: list[str] | None = None, source: str = "configuration") -> Config:
+    """The configuration that YAML `text` and `overrides` say."""
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        raise ConfigError(f"{source}:{where} is no valid YAML ({getattr(error, 'problem', error)}); mend that line") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{source}: must be a mapping of sections ({', '.join(Config.model_fields)}), found {type(data).__name__}")
+    for override in overrides or []:
+        _set(data, override)
+    try:
+        return Config.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(e) for e in error.errors())) from error
+
+
+def changed_fields(old: Config, new: Config) -> list[str]:
+    """Paths whose values differ, without those that `RESUMABLE` allows."""
+    differing = _differing(old.model_dump(mode="json"), new.model_dump(mode="json"))
+    return [p for p in differing if not any(p == r or p.startswith(r + ".") for r in RESUMABLE)]
+
+
+def _differing(old: Any, new: Any, path: str = "") -> list[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = [*old, *(k for k in new if k not in old)]
+        return [p for k in keys for p in _differing(old.get(k), new.get(k), f"{path}.{k}".lstrip("."))]
+    return [] if old == new else [path]
+
+
+def _set(data: dict[str, Any], override: str) -> None:
+    """Applies one `a.b=c`; `c` is read as YAML, a number in the path indexes a list, a name in a list finds the item of that name."""
+    path, sign, value = override.partition("=")
+    if not sign or not re.fullmatch(r"[\w-]+(\.[\w-]+)*", path):
+        raise ConfigError(f"--set {override}: write a path, an equals sign and a value, such as train.steps=50")
+    *parents, last = path.split(".")
+    here: Any = data
+    for i, key in enumerate(parents):
+        where = ".".join(parents[: i + 1])
+        if isinstance(here, dict):
+            if here.get(key) is None:
+                here[key] = {}
+            here = here[key]
+        else:
+            here = _item(here, key, where)
+    try:
+        parsed = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {override}: {value!r} is no valid YAML value") from error
+    if isinstance(parsed, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", parsed):
+        parsed = float(parsed)  # YAML 1.1 wants a dot in 1e-3; people don't write one
+    if isinstance(here, dict):
+        here[last] = parsed
+    elif isinstance(here, list) and last.isdigit() and int(last) < len(here):
+        here[int(last)] = parsed
+    else:
+        raise ConfigError(f"--set {override}: {'.'.join(parents)} holds no field {last!r}; name a section's field")
+
+
+def _item(here: Any, key: str, where: str) -> Any:
+    if isinstance(here, list):
+        if key.isdigit() and int(key) < len(here):
+            return here[int(key)]
+        for item in here:
+            if isinstance(item, dict) and item.get("name") == key:
+                return item
+    raise ConfigError(f"--set {where}: there is no such entry; use a field's path, and in a list an item's name or number")
+
+
+def _explain(error: Any) -> str:
+    path = ".".join(str(p) for p in error["loc"])
+    message = str(error["msg"]).removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        return f"{path}: unknown field; remove it or correct its spelling"
+    if error["type"] == "missing":
+        return f"{path}: missing; set it"
+    if not path:
+        return message
+    if error["type"] == "value_error":
+        return f"{path}: {message}"
+    return f"{path}: {message[0].lower() + message[1:]}, got {error['input']!r}; correct the value"

@@ -1,0 +1,176 @@
+"""Opens a run: starts or finds the cluster, checks it, sets every worker up for its class, starts anew or from a checkpoint."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import cloudpickle
+from distributed import Client, Worker, WorkerPlugin
+
+from rollart.cluster import ClusterWorker, Manners, check_cluster, connect, local_cluster, scratch_folder, torch_threads
+from rollart.config import Config
+from rollart.control.affinity import Stage
+from rollart.control.ledger import Ledger
+from rollart.control.seeds import derive
+from rollart.dashboard.metrics import MetricsWriter
+from rollart.dashboard.progress import Mode, Progress
+from rollart.dashboard.status import RunStatus
+from rollart.engines.fleet import EngineFleet
+from rollart.engines.host import EngineHost
+from rollart.engines.settings import EngineSettings
+from rollart.preparation import prepare_policy_task
+from rollart.rewards.worker import RewardPlugin
+from rollart.rollout.episode import Limits
+from rollart.rollout.reader import StoredTrajectories
+from rollart.rollout.tables import abandon_after
+from rollart.rollout.worker import EnvironmentPlugin, RolloutPlan, TaskPlan
+from rollart.run import RunFolder
+from rollart.session import CUT, Handles, Session
+from rollart.telemetry import Telemetry
+from rollart.training.handle import Trainer
+from rollart.training.settings import LearnerSettings
+from rollart.training.worker import LearnerPlugin
+from rollart.types import SamplingTransform, Version
+
+POLICY = "policy"
+"""The part of a run's folder that holds the policy's config and tokenizer."""
+
+
+class ForClass(WorkerPlugin):
+    """Sets `plugin` up on the workers that have one of `resources`, also on those that come late, and does nothing on any other.
+
+    It travels packed: unpacking imports what the plugin needs, torch among it, which no other worker should pay for.
+    """
+
+    def __init__(self, resources: frozenset[str], plugin: WorkerPlugin) -> None:
+        self.resources, self.name = resources, plugin.name
+        self._packed = cloudpickle.dumps(plugin)
+
+    async def setup(self, worker: Worker) -> None:
+        if self.resources & set(worker.state.total_resources):
+            plugin = await asyncio.to_thread(cloudpickle.loads, self._packed)
+            worker.plugins[self.name] = plugin  # it is what tasks look for, and what is torn down
+            result: Any = plugin.setup(worker)
+            if result is not None:
+                await result
+
+
+@asynccontextmanager
+async def open_session(config: Config, folder: RunFolder, *, resume: bool, mode: Mode = "auto") -> AsyncIterator[Session]:
+    """The run in `folder`, ready for a flow; everything that was started ends with the context."""
+    async with AsyncExitStack() as stack:
+        progress = stack.enter_context(Progress(mode))
+        client = await _client(stack, config)
+        workers = await check_cluster(client, config)
+        trainer_address = _addresses(config, workers, "train")[0]
+        trainer = Trainer(client, trainer_address, config.hardware[config.stages["train"]].resource, f"{folder.name}-{id(client):x}")
+        if not folder.store.exists(f"{POLICY}/config.json"):
+            await client.submit(
+                prepare_policy_task, config.policy, config.tasks, config.run.seed, folder.child(POLICY), folder.storage_options,
+                workers=[trainer_address], pure=False, retries=0,
+            )  # fmt: skip
+        await _register(client, config, "train", learner_plugin(config, folder))
+        ledger, parent = await _ledger(config, trainer, resume)
+        if resume:
+            await asyncio.to_thread(abandon_after, folder.store, ledger.next_step)
+        plugins: list[tuple[Stage, WorkerPlugin]] = [
+            ("generate", engine_host(config, folder)),
+            ("environment", EnvironmentPlugin(rollout_plan(config, folder, ledger.lineage))),
+            ("reward", RewardPlugin(folder.url, folder.storage_options, {t.name: t.reward for t in config.tasks})),
+        ]
+        await asyncio.gather(*(_register(client, config, stage, plugin) for stage, plugin in plugins))
+        engines = EngineFleet(client, _addresses(config, workers, "generate"), _addresses(config, workers, "environment"))
+        metrics = MetricsWriter(folder.url, folder.storage_options, resume_step=ledger.next_step if resume else None)
+        stack.enter_context(metrics)
+        status = RunStatus(
+            step=ledger.next_step, steps=config.train.steps, version=f"{ledger.lineage}-{ledger.next_step}", dashboard=client.dashboard_link
+        )
+        telemetry = Telemetry(metrics, progress, status)
+        session = Session(config, folder, Handles(client, trainer, engines), telemetry, ledger, parent)
+        stack.push_async_callback(session.close)
+        if config.run.scheduler is not None:  # a cluster of our own goes with everything on it
+            for _, plugin in [("train", LearnerPlugin), *plugins]:
+                stack.push_async_callback(client.unregister_worker_plugin, plugin.name)
+        yield session
+
+
+async def _client(stack: AsyncExitStack, config: Config) -> Client:
+    if config.run.scheduler is not None:
+        return await stack.enter_async_context(await connect(config.run.scheduler))
+    scratch = stack.enter_context(scratch_folder())
+    cluster = await stack.enter_async_context(local_cluster(config, scratch))
+    client = await stack.enter_async_context(Client(cluster, asynchronous=True))
+    await client.register_plugin(Manners())
+    return client
+
+
+async def _ledger(config: Config, trainer: Trainer, resume: bool) -> tuple[Ledger, Version | None]:
+    """A ledger to start with, and the checkpoint that it and the learner now come from, None if they start anew."""
+    quotas, window, policy = config.quotas, config.window, config.failure_policy
+    if not resume:
+        return Ledger(quotas, window, policy), None
+    found = await trainer.resume()
+    if found.version is None:
+        return Ledger(quotas, window, policy, found.lineage), None
+    cut = CUT.validate_python(found.documents["ledger"])
+    return Ledger.restore(cut, quotas, window, policy, found.lineage), found.version
+
+
+async def _register(client: Client, config: Config, stage: Stage, plugin: WorkerPlugin) -> None:
+    await client.register_plugin(ForClass(_resources(config, stage), plugin))
+
+
+def _resources(config: Config, stage: Stage) -> frozenset[str]:
+    return frozenset(config.hardware[config.affinity.hardware_class(stage, t.name)].resource for t in config.tasks)
+
+
+def _addresses(config: Config, workers: Sequence[ClusterWorker], stage: Stage) -> list[str]:
+    resources = _resources(config, stage)
+    return [w.address for w in workers if resources & {r for r, n in w.resources.items() if n >= 1}]
+
+
+def learner_plugin(config: Config, folder: RunFolder) -> LearnerPlugin:
+    """What the training worker owns."""
+    return LearnerPlugin(
+        folder.child(POLICY), learner_settings(config), StoredTrajectories(folder.url, folder.storage_options),
+        weights_url=folder.child("weights"), checkpoints_url=folder.child("checkpoints"), storage_options=folder.storage_options,
+    )  # fmt: skip
+
+
+def learner_settings(config: Config) -> LearnerSettings:
+    """The learner's settings with what follows from the rest: threads from the cores, the seed from the run's."""
+    model = config.training.model.model_copy(
+        update={"threads": 1 if config.run.deterministic else torch_threads(config), "seed": derive(config.run.seed, "weights")}
+    )
+    return config.training.model_copy(
+        update={"model": model, "optimiser": config.training.optimiser.over(config.train.steps * config.training.batch.minibatches)}
+    )
+
+
+def engine_host(config: Config, folder: RunFolder) -> EngineHost:
+    """What each generation worker owns."""
+    e = config.engine
+    settings = EngineSettings(
+        model_url=folder.child(POLICY), storage_options=folder.storage_options, slots=e.slots, max_length=e.max_length, chunk=e.chunk,
+        threads=1 if config.run.deterministic else torch_threads(config), dtype=e.dtype, device=e.device, kv=e.kv,
+        deterministic=config.run.deterministic,
+    )  # fmt: skip
+    return EngineHost(settings, folder.child("weights"), folder.storage_options, sorted(_resources(config, "generate")))
+
+
+def rollout_plan(config: Config, folder: RunFolder, lineage: int) -> RolloutPlan:
+    """What every environment worker has to know."""
+    tasks = {
+        t.name: TaskPlan(
+            t.environment, t.settings, Limits(t.max_turns, t.max_new_tokens, t.max_tokens), t.sampling.transform, t.run_in,
+            config.hardware[config.affinity.hardware_class("generate", t.name)].resource,
+        )
+        for t in config.tasks
+    }  # fmt: skip
+    return RolloutPlan(
+        folder.url, folder.storage_options, folder.child(POLICY), config.run.seed, lineage, config.window, tasks,
+        SamplingTransform(temperature=config.evaluate.temperature), config.rollout.flush, config.rollout.flush_rows,
+    )  # fmt: skip

@@ -1,0 +1,68 @@
+"""Puts the policy's folder (config, tokenizer, and weights where it has them) into the run, as a Dask task on the training class."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rollart.config import PolicySettings, TaskSettings
+from rollart.control.seeds import derive
+from rollart.environments import registry
+from rollart.environments.protocol import Scripted, StepResult
+from storage.folders import local_folder, upload_folder
+
+SAMPLE_EPISODES = 200
+"""Episodes a task whose text a tiny policy's tokenizer learns from: enough to see every word of the shipped tasks."""
+
+
+def prepare_policy_task(policy: PolicySettings, tasks: Sequence[TaskSettings], seed: int, url: str, storage_options: dict[str, Any]) -> None:
+    """Writes the policy's folder to `url`: a copy of the one that the configuration names, or a tiny one made for the tasks' text."""
+    from rollart.policy import build_policy, load_config, load_tokenizer
+
+    if policy.model is not None:
+        source = local_folder(policy.model, storage_options)
+        load_config(source)
+        load_tokenizer(source)
+        upload_folder(source, url, storage_options)
+        return
+    tiny = policy.tiny
+    if tiny is None:
+        raise ValueError("give either policy.model or policy.tiny")
+    with tempfile.TemporaryDirectory(prefix="rollart-policy-") as scratch:
+        folder = build_policy(
+            Path(scratch), episode_texts(tasks, seed), vocab=tiny.vocab, hidden=tiny.hidden_size, layers=tiny.layers, heads=tiny.heads,
+            feed_forward=tiny.intermediate_size, context=tiny.max_length,
+        )  # fmt: skip
+        upload_folder(folder, url, storage_options)
+
+
+def episode_texts(tasks: Sequence[TaskSettings], seed: int) -> Iterator[str]:
+    """What the tasks' environments say, and what their scripted players answer, over `SAMPLE_EPISODES` episodes each."""
+    for task in tasks:
+        for index in range(SAMPLE_EPISODES):
+            rng = random.Random(derive(seed, "tokenizer", task.name, index))
+            environment: Any = registry.make(task.environment, **task.settings)
+            scripted = isinstance(environment, Scripted)
+            try:
+                yield _now(environment.reset(rng.getrandbits(31)))
+                for _ in range(task.max_turns if scripted else 0):
+                    action = environment.script(rng)
+                    result: StepResult = _now(environment.step(action))
+                    yield action
+                    yield result.observation
+                    if result.terminated or result.truncated:
+                        break
+            finally:
+                _now(environment.close())
+
+
+def _now(value: Any) -> Any:
+    """The result of a call that may be a coroutine, from code that has no event loop."""
+    if not hasattr(value, "__await__"):
+        return value
+    import asyncio
+
+    return asyncio.run(value)

@@ -1,0 +1,186 @@
+"""One episode, from reset to its end; owns the turn loop and what is recorded of it. Knows no Dask, no store and no engine's address."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from rollart.control.seeds import derive, environment_seed, sampling_seed
+from rollart.control.staleness import StalenessWindow
+from rollart.environments.protocol import Environment, Scripted, StepResult
+from rollart.types import (
+    NOT_SAMPLED,
+    Attempt,
+    FinishReason,
+    GenerateRequest,
+    GenerateResult,
+    Outcome,
+    SamplingTransform,
+    Segment,
+    Trajectory,
+)
+
+RunIn = Literal["loop", "thread"]
+
+Generate = Callable[[GenerateRequest], Awaitable[GenerateResult]]
+
+
+class Codec(Protocol):
+    """What the turn loop needs of a tokenizer."""
+
+    eos_ids: tuple[int, ...]
+
+    def encode(self, text: str, first: bool) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
+class EpisodeFailed(RuntimeError):
+    """The machine, a service or the environment's code failed, not the policy: the attempt is tried again and never scored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of an episode: turns, tokens of a response, tokens of the whole trajectory."""
+
+    max_turns: int
+    max_new_tokens: int
+    max_tokens: int
+
+
+@dataclass(slots=True)
+class EpisodeRunner:
+    """Plays attempts of one task. `current_version` is the newest version known here; over-age work stops at the next turn."""
+
+    codec: Codec
+    limits: Limits
+    transform: SamplingTransform
+    run_seed: int
+    lineage: int
+    run_in: RunIn = "thread"
+    window: StalenessWindow | None = None
+    current_version: Callable[[], int] = lambda: NOT_SAMPLED
+
+    async def play(self, environment: Environment, attempt: Attempt, generate: Generate) -> Trajectory:
+        """Lets the policy behind `generate` play; EpisodeFailed if the environment raises."""
+        policy = _SampledPlay(self, attempt, generate)
+        return await self._run(environment, attempt, policy)
+
+    async def play_script(self, environment: Environment, attempt: Attempt) -> Trajectory:
+        """Lets the environment play itself; its actions stand as the sampled tokens, with log-probability 0 and version 0."""
+        if not isinstance(environment, Scripted):
+            raise EpisodeFailed(
+                f"task {attempt.episode.task}: its environment has no script(); set warm_up.play.{attempt.episode.task}.episodes to 0"
+            )
+        return await self._run(environment, attempt, _ScriptedPlay(self, attempt, environment))
+
+    async def _run(self, environment: Environment, attempt: Attempt, play: _Play) -> Trajectory:
+        started = time.time()
+        seconds = {"start": started, "reset": 0.0, "step": 0.0, "generate": 0.0}
+        segment = Segment(self.transform)
+        actions: list[str] = []
+        info: dict[str, Any] = {}
+        seed = environment_seed(self.run_seed, attempt.episode)
+        try:
+            observation = await self._call(seconds, "reset", environment.reset, seed)
+            outcome: Outcome = "truncated"
+            for turn in range(self.limits.max_turns):
+                segment.append_prompt(self.codec.encode(observation, first=turn == 0))
+                room = self.limits.max_tokens - len(segment)
+                if room < 1:
+                    outcome = "over_length"
+                    break
+                if self._over_age(segment):
+                    outcome = "over_age"
+                    break
+                action = await play.act(segment, turn, min(room, self.limits.max_new_tokens), seconds)
+                actions.append(action)
+                result: StepResult = await self._call(seconds, "step", environment.step, action)
+                segment.reward_last_turn(result.reward)
+                info = result.info
+                observation = result.observation
+                if result.terminated or result.truncated:
+                    outcome = "terminated" if result.terminated else "truncated"
+                    break
+        finally:
+            await self._close(environment)
+        seconds["total"] = time.time() - started
+        info = {**info, "action": actions[-1] if actions else "", "actions": actions}
+        return Trajectory(attempt, uuid.uuid4().hex, self.lineage, seed, [segment], outcome, info, seconds)
+
+    def _over_age(self, segment: Segment) -> bool:
+        if self.window is None or not segment.turns:
+            return False
+        return self.window.expired(segment.versions[segment.turns[0].start], self.current_version())
+
+    async def _call(self, seconds: dict[str, float], stage: str, function: Callable[..., Any], argument: Any) -> Any:
+        """Calls the environment where the task says; what it raises is its failure, not the policy's."""
+        started = time.perf_counter()
+        try:
+            if inspect.iscoroutinefunction(function):
+                return await function(argument)
+            if self.run_in == "thread":
+                return await asyncio.to_thread(function, argument)
+            return function(argument)
+        except Exception as error:
+            raise EpisodeFailed(f"environment raised in {stage}: {type(error).__name__}: {error}") from error
+        finally:
+            seconds[stage] += time.perf_counter() - started
+
+    async def _close(self, environment: Environment) -> None:
+        closing = environment.close()
+        if inspect.isawaitable(closing):
+            await closing
+
+
+class _Play(Protocol):
+    async def act(self, segment: Segment, turn: int, max_new_tokens: int, seconds: dict[str, float]) -> str:
+        """Appends one response to `segment` and returns its text."""
+        ...
+
+
+class _SampledPlay:
+    def __init__(self, runner: EpisodeRunner, attempt: Attempt, generate: Generate) -> None:
+        self.runner, self.attempt, self.generate = runner, attempt, generate
+
+    async def act(self, segment: Segment, turn: int, max_new_tokens: int, seconds: dict[str, float]) -> str:
+        r = self.runner
+        request = GenerateRequest(
+            rid=f"{r.lineage}/{self.attempt}/{turn}",
+            input_ids=tuple(segment.ids),
+            max_new_tokens=max_new_tokens,
+            transform=r.transform,
+            stop_token_ids=r.codec.eos_ids,
+            seed=sampling_seed(r.run_seed, self.attempt, turn),
+        )
+        started = time.perf_counter()
+        result = await self.generate(request)
+        seconds["generate"] += time.perf_counter() - started
+        if result.finish_reason == "abort":
+            raise EpisodeFailed(f"the engine aborted turn {turn} of {self.attempt}")
+        segment.append_response(result.ids, result.logprobs, [v.step for v in result.versions], result.finish_reason, result.cached_tokens)
+        return r.codec.decode([i for i in result.ids if i not in r.codec.eos_ids])
+
+
+class _ScriptedPlay:
+    def __init__(self, runner: EpisodeRunner, attempt: Attempt, environment: Scripted) -> None:
+        self.runner, self.environment = runner, environment
+        e = attempt.episode
+        self.rng = random.Random(derive(runner.run_seed, "script", e.purpose, e.task, e.index, attempt.member))
+
+    async def act(self, segment: Segment, turn: int, max_new_tokens: int, seconds: dict[str, float]) -> str:
+        codec = self.runner.codec
+        action = self.environment.script(self.rng)
+        ids = codec.encode(action, first=False)
+        finish: FinishReason = "length"
+        if len(ids) < max_new_tokens:
+            ids, finish = [*ids, codec.eos_ids[0]], "stop"
+        ids = ids[:max_new_tokens]
+        segment.append_response(ids, [0.0] * len(ids), [0] * len(ids), finish)
+        return action

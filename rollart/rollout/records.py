@@ -1,0 +1,111 @@
+"""Trajectories as Parquet: the schema, what is written by environment workers, and how others read it back.
+
+Files under `trajectories/` of a run: `flushed/` holds what environment workers wrote as episodes ended, `fates/` what became of
+each member and its score (one file a step or evaluation). A compaction joins the two into `trajectories/*.parquet`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rollart.types import Attempt, Episode, SamplingTransform, Segment, Trajectory, Turn
+
+FLUSHED = "trajectories/flushed"
+FATES = "trajectories/fates"
+COMPACTED = "trajectories"
+
+_TURN = pa.struct(
+    [("start", pa.int32()), ("end", pa.int32()), ("finish_reason", pa.string()), ("cached_tokens", pa.int32()), ("reward", pa.float64())]
+)
+_SEGMENT = pa.struct(
+    [
+        ("temperature", pa.float64()), ("top_p", pa.float64()), ("top_k", pa.int32()), ("min_p", pa.float64()), ("kv", pa.string()),
+        ("ids", pa.list_(pa.int32())), ("mask", pa.list_(pa.int8())), ("logprobs", pa.list_(pa.float64())), ("versions", pa.list_(pa.int32())),
+        ("turns", pa.list_(_TURN)),
+    ]
+)  # fmt: skip
+_ATTEMPT = [
+    ("purpose", pa.string()), ("task", pa.string()), ("episode", pa.int64()), ("member", pa.int32()),
+    ("attempt", pa.int32()), ("nonce", pa.string()),
+]  # fmt: skip
+SCHEMA = pa.schema(
+    [
+        *_ATTEMPT, ("lineage", pa.int32()), ("seed", pa.int64()), ("outcome", pa.string()), ("first_version", pa.int32()),
+        ("last_version", pa.int32()), ("tokens", pa.int32()), ("sampled", pa.int32()), ("turns", pa.int32()), ("seconds_total", pa.float64()),
+        ("seconds", pa.string()), ("info", pa.string()), ("segments", pa.list_(_SEGMENT)),
+    ]
+)  # fmt: skip
+"""One row a trajectory; `seconds` and `info` are JSON objects."""
+
+FATE_SCHEMA = pa.schema(
+    [
+        *_ATTEMPT, ("fate", pa.string()), ("score", pa.float64()), ("parts", pa.string()), ("reason", pa.string()), ("lineage", pa.int32()),
+        ("step", pa.int32()), ("staleness", pa.int32()), ("file", pa.string()), ("row", pa.int32()),
+    ]
+)  # fmt: skip
+"""One row a member: its fate, its score if it has one, the lineage and version (step) that the training step started from or that was
+evaluated, its staleness there, and where its trajectory stands."""
+
+
+class RecordMissing(RuntimeError):
+    """A receipt names a trajectory that its file does not hold."""
+
+
+def attempt_columns(attempt: Attempt, nonce: str) -> dict[str, Any]:
+    e = attempt.episode
+    return {"purpose": e.purpose, "task": e.task, "episode": e.index, "member": attempt.member, "attempt": attempt.number, "nonce": nonce}
+
+
+def encode(trajectories: Sequence[Trajectory]) -> bytes:
+    """A Parquet file of these trajectories, in this order."""
+    rows = [_to_row(t) for t in trajectories]
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), sink, compression="zstd")
+    return sink.getvalue()
+
+
+def decode(data: bytes) -> list[Trajectory]:
+    """The trajectories of a Parquet file; SegmentError if one of them breaks an invariant."""
+    return [from_row(row) for row in pq.read_table(io.BytesIO(data)).to_pylist()]
+
+
+def _to_row(t: Trajectory) -> dict[str, Any]:
+    first, last = t.version_span
+    return {
+        **attempt_columns(t.attempt, t.nonce), "lineage": t.lineage, "seed": t.seed, "outcome": t.outcome, "first_version": first,
+        "last_version": last, "tokens": sum(map(len, t.segments)), "sampled": t.sampled, "turns": len(t.turns),
+        "seconds_total": t.seconds.get("total", 0.0), "seconds": json.dumps(t.seconds), "info": json.dumps(t.info),
+        "segments": [_segment_row(s) for s in t.segments],
+    }  # fmt: skip
+
+
+def _segment_row(s: Segment) -> dict[str, Any]:
+    turns = [
+        {"start": t.start, "end": t.end, "finish_reason": t.finish_reason, "cached_tokens": t.cached_tokens, "reward": t.reward} for t in s.turns
+    ]
+    f = s.transform
+    return {
+        "temperature": f.temperature, "top_p": f.top_p, "top_k": f.top_k, "min_p": f.min_p, "kv": s.kv,
+        "ids": s.ids, "mask": s.mask, "logprobs": s.logprobs, "versions": s.versions, "turns": turns,
+    }  # fmt: skip
+
+
+def from_row(row: dict[str, Any]) -> Trajectory:
+    """The trajectory of one Parquet row."""
+    attempt = Attempt(Episode(row["task"], row["episode"], row["purpose"]), row["member"], row["attempt"])
+    segments = [
+        Segment(
+            SamplingTransform(s["temperature"], s["top_p"], s["top_k"], s["min_p"]), s["kv"], s["ids"], s["mask"], s["logprobs"], s["versions"],
+            [Turn(**t) for t in s["turns"]],
+        )
+        for s in row["segments"]
+    ]  # fmt: skip
+    return Trajectory(
+        attempt, row["nonce"], row["lineage"], row["seed"], segments, row["outcome"], json.loads(row["info"]), json.loads(row["seconds"])
+    )

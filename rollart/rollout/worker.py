@@ -1,0 +1,169 @@
+"""The environment worker's side of rollout: a plugin that holds what trajectories share, and the Dask tasks that run them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from distributed import Worker, WorkerPlugin, get_worker
+
+from rollart.control.staleness import StalenessWindow
+from rollart.engines.client import EngineClient
+from rollart.engines.router import EngineTable, pick
+from rollart.environments import registry as environments
+from rollart.rollout.episode import EpisodeFailed, EpisodeRunner, Limits, RunIn
+from rollart.rollout.vocabulary import Vocabulary
+from rollart.rollout.writer import TrajectoryWriter
+from rollart.types import NOT_SAMPLED, Attempt, GenerateRequest, GenerateResult, Receipt, SamplingTransform, Trajectory
+from storage.folders import local_folder
+from storage.objects import ObjectStore
+
+PLUGIN = "rollout"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPlan:
+    """What an environment worker has to know of a task."""
+
+    environment: str
+    settings: dict[str, Any]
+    limits: Limits
+    transform: SamplingTransform
+    run_in: RunIn
+    engine_class: str
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutPlan:
+    """What every trajectory of a run shares; sent to the workers once, so that a task carries only its attempt."""
+
+    run_url: str
+    storage_options: dict[str, Any]
+    policy_folder: str
+    run_seed: int
+    lineage: int
+    window: StalenessWindow
+    tasks: dict[str, TaskPlan]
+    evaluation: SamplingTransform
+    flush_s: float = 0.25
+    flush_rows: int = 64
+
+
+@dataclass(slots=True)
+class _Shared:
+    """What the plugin makes in the worker: none of it can travel."""
+
+    vocabulary: Vocabulary
+    writer: TrajectoryWriter
+    client: EngineClient
+    table: EngineTable | None = None
+    newest: int = NOT_SAMPLED
+    in_flight: Counter[str] = field(default_factory=Counter)
+    last_engine: dict[str, str] = field(default_factory=dict)
+
+
+class EnvironmentPlugin(WorkerPlugin):
+    """Gives a worker of an environment class the tokenizer, the trajectory writer, the engine client and the engine table."""
+
+    name = PLUGIN
+
+    def __init__(self, plan: RolloutPlan) -> None:
+        self.plan = plan
+        self.shared: _Shared | None = None
+
+    async def setup(self, worker: Worker) -> None:
+        store = ObjectStore(self.plan.run_url, self.plan.storage_options)
+        self.shared = _Shared(
+            Vocabulary(local_folder(self.plan.policy_folder, self.plan.storage_options)),
+            TrajectoryWriter(store, self.plan.flush_s, self.plan.flush_rows),
+            EngineClient(),
+        )
+
+    async def teardown(self, worker: Worker) -> None:
+        if self.shared is not None:
+            await self.shared.client.close()
+
+    def push(self, table: EngineTable, newest: int) -> None:
+        """Takes over a newer engine table and the newest version (a step) that exists."""
+        shared = self._shared()
+        if shared.table is None or table.revision > shared.table.revision:
+            shared.table = table
+        shared.newest = max(shared.newest, newest)
+
+    def _shared(self) -> _Shared:
+        if self.shared is None:
+            raise EpisodeFailed("the worker's rollout plugin is not set up")
+        return self.shared
+
+    def runner(self, attempt: Attempt) -> EpisodeRunner:
+        """The turn loop for this attempt's task and purpose; evaluation has its own temperature and no window."""
+        plan, task, shared = self.plan, self.plan.tasks[attempt.episode.task], self._shared()
+        training = attempt.episode.purpose == "train"
+        return EpisodeRunner(
+            codec=shared.vocabulary,
+            limits=task.limits,
+            transform=plan.evaluation if attempt.episode.purpose == "evaluate" else task.transform,
+            run_seed=plan.run_seed,
+            lineage=plan.lineage,
+            run_in=task.run_in,
+            window=plan.window if training else None,
+            current_version=lambda: shared.newest,
+        )
+
+    async def generate(self, attempt: Attempt, request: GenerateRequest) -> GenerateResult:
+        """Sends one turn to the engine that the router picks: the task's class, then where the trajectory's KV is, then load."""
+        shared = self._shared()
+        if shared.table is None:
+            raise EpisodeFailed("no engine has been announced to this worker yet")
+        key = str(attempt)
+        entry = pick(shared.table, self.plan.tasks[attempt.episode.task].engine_class, shared.last_engine.get(key), shared.in_flight)
+        shared.last_engine[key] = entry.url
+        shared.in_flight[entry.url] += 1
+        try:
+            result = await shared.client.generate(entry.url, dataclasses.replace(request, extra_key=str(entry.version)))
+        finally:
+            shared.in_flight[entry.url] -= 1
+        if result.versions:
+            shared.newest = max(shared.newest, result.versions[-1].step)
+        return result
+
+    def forget(self, attempt: Attempt) -> None:
+        self._shared().last_engine.pop(str(attempt), None)
+
+    async def keep(self, trajectory: Trajectory) -> Receipt:
+        """Makes the trajectory durable and returns where it stands."""
+        file, row = await self._shared().writer.write(trajectory)
+        first, last = trajectory.version_span
+        return Receipt(
+            trajectory.attempt, trajectory.nonce, trajectory.lineage, file, row, trajectory.outcome, first, last,
+            sum(map(len, trajectory.segments)), trajectory.sampled, len(trajectory.turns), trajectory.seconds,
+        )  # fmt: skip
+
+
+def _plugin() -> EnvironmentPlugin:
+    return get_worker().plugins[PLUGIN]
+
+
+async def trajectory_task(attempt: Attempt) -> Receipt:
+    """One trajectory as one Dask task: plays the attempt to its end and returns a receipt once it is durable."""
+    plugin = _plugin()
+    task = plugin.plan.tasks[attempt.episode.task]
+    environment = environments.make(task.environment, **task.settings)
+    runner = plugin.runner(attempt)
+    try:
+        if attempt.episode.purpose == "warm_up":
+            trajectory = await runner.play_script(environment, attempt)
+        else:
+            trajectory = await runner.play(environment, attempt, lambda request: plugin.generate(attempt, request))
+    finally:
+        plugin.forget(attempt)
+    return await plugin.keep(trajectory)
+
+
+async def push_table(table: EngineTable, newest: int) -> None:
+    """Runs on every environment worker when an engine's version changed."""
+    plugin = get_worker().plugins.get(PLUGIN)
+    if plugin is not None:
+        plugin.push(table, newest)

@@ -1,0 +1,97 @@
+"""A run's folder under an fsspec URL; owns its names and what may be done with a folder that is there already."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+from typing import Any
+
+from rollart.config import Config, ConfigError, changed_fields, parse
+from storage.objects import ObjectStore
+
+CONFIG = "config.yaml"
+ABOUT = "run.json"
+
+
+class RunExists(ConfigError):
+    """The run's folder holds a run already."""
+
+
+class RunMissing(ConfigError):
+    """There is no run to resume or to report on."""
+
+
+class RunFolder:
+    """Where everything of a run stands: `config.yaml`, `weights/`, `trajectories/`, `ledger/`, `checkpoints/`, `metrics/`, `report.html`."""
+
+    def __init__(self, url: str, storage_options: dict[str, Any] | None = None) -> None:
+        self.storage_options = dict(storage_options or {})
+        self.store = ObjectStore(url.rstrip("/"), self.storage_options)
+        self.url = self.store.url  # absolute, since workers stand in another folder
+
+    @property
+    def name(self) -> str:
+        return self.url.rpartition("/")[2]
+
+    def child(self, part: str) -> str:
+        """The URL of one part of the run, such as `weights`."""
+        return f"{self.url}/{part}"
+
+    def config(self) -> Config:
+        """The resolved configuration that the run was started with."""
+        if not self.store.exists(CONFIG):
+            raise RunMissing(f"{self.url} holds no run (no {CONFIG}); `rollart runs` lists what there is")
+        return parse(self.store.read(CONFIG).decode(), source=self.child(CONFIG))
+
+    @classmethod
+    def create(cls, config: Config, flow: str) -> RunFolder:
+        """The folder of a new run, with its configuration in it. RunExists if the name is taken."""
+        name = config.run.name or f"{flow}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+        folder = cls(f"{config.run.root.rstrip('/')}/{name}", config.run.storage_options)
+        folder.store.check_writable()
+        named = config.model_copy(update={"run": config.run.model_copy(update={"name": name})})
+        if not folder.store.create(CONFIG, named.to_yaml().encode()):
+            raise RunExists(f"run.name: {folder.url} holds a run already; go on with --resume, or choose another name with --set run.name=NAME")
+        folder.store.write(ABOUT, json.dumps({"flow": flow, "created": time.time()}).encode())
+        return folder
+
+    @classmethod
+    def resume(cls, config: Config) -> RunFolder:
+        """The folder of the run that `config` names, or of the newest one; ConfigError if a field changed that may not."""
+        root = config.run.root.rstrip("/")
+        name = config.run.name or newest(root, config.run.storage_options)
+        if name is None:
+            raise RunMissing(f"--resume: {root} holds no run; start one without --resume")
+        folder = cls(f"{root}/{name}", config.run.storage_options)
+        old = folder.config()
+        changed = [p for p in changed_fields(old, config) if p not in ("run.name", "run.root")]
+        if changed:
+            raise ConfigError(
+                f"{', '.join(changed)}: may not change on --resume of {folder.url}, since the curve would be one of two experiments; "
+                "set them back as its config.yaml says, or start a new run"
+            )
+        return folder
+
+
+def names(root: str, storage_options: dict[str, Any] | None = None) -> list[str]:
+    """The runs under `root`, oldest first."""
+    store = ObjectStore(root, storage_options)
+    found = [p for p in store.list("") if p.count("/") == 1 and p.endswith(f"/{ABOUT}")]
+    created = {p.partition("/")[0]: json.loads(store.read(p))["created"] for p in found}
+    return sorted(created, key=lambda name: created[name])
+
+
+def newest(root: str, storage_options: dict[str, Any] | None = None) -> str | None:
+    """The run under `root` that was started last, None if there is none."""
+    found = names(root, storage_options)
+    return found[-1] if found else None
+
+
+def about(root: str, name: str, storage_options: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What a list of runs says of one: name, flow, when it was created (unix seconds), and how far it is (`state`)."""
+    store = ObjectStore(f"{root.rstrip('/')}/{name}", storage_options)
+    entry = json.loads(store.read(ABOUT))
+    steps = [p for p in store.list("ledger") if p.endswith(".json")]
+    ended = "reported" if store.exists("report.html") else "not ended"
+    return {"name": name, **entry, "steps": len(steps), "state": f"{len(steps)} steps, {ended}"}

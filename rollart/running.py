@@ -1,0 +1,129 @@
+"""Runs a flow in this process, from the run's folder to its report; owns Ctrl-C and how an ending becomes an exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import pkgutil
+import signal
+import traceback
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+from rich.console import Console
+
+from rollart.config import Config, ConfigError
+from rollart.dashboard.metrics import read_metrics
+from rollart.dashboard.progress import Mode
+from rollart.dashboard.report import write_report
+from rollart.dashboard.summary import summarize
+from rollart.dashboard.summary_table import summary_table
+from rollart.opening import open_session
+from rollart.rollout.samples import sample_trajectories
+from rollart.rollout.tables import compact, score_table
+from rollart.run import RunFolder
+from rollart.session import Interrupted, Session
+from storage.errors import StoreError
+
+DONE, USER_ERROR, FAILED, INTERRUPTED = 0, 2, 3, 130
+
+Flow = Callable[[Session], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a run ended: its folder, the table and figures of what it came to, and the error if there was one."""
+
+    url: str
+    exit_code: int
+    table: str = ""
+    summary: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+
+class Stopper:
+    """Ctrl-C: once asks the flow to stop and waits for it, twice kills everything at once."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._main = asyncio.current_task()
+        self.session: Session | None = None
+
+    def __call__(self) -> None:
+        if self._asked:
+            kill_children()
+            os._exit(INTERRUPTED)
+        self._asked = True
+        if self.session is not None:
+            self.session.telemetry.note("stopping: finishing the step, saving a checkpoint; Ctrl-C again kills at once")
+            self.session.stop.set()
+        elif self._main is not None:
+            self._main.cancel()
+
+
+def run_flow(flow: str, config: Config, *, resume: bool, mode: Mode) -> Ended:
+    """Runs the flow called `flow`. ConfigError or StoreError where it can't start; any other failure is in what it returns."""
+    run: Flow = pkgutil.resolve_name(f"flows.{flow}:{flow}")
+    folder = RunFolder.resume(config) if resume else RunFolder.create(config, flow)
+    return asyncio.run(_run(run, config, folder, resume, mode))
+
+
+async def _run(run: Flow, config: Config, folder: RunFolder, resume: bool, mode: Mode) -> Ended:
+    stopper = Stopper()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stopper)
+    exit_code, error = DONE, None
+    try:
+        async with open_session(config, folder, resume=resume, mode=mode) as session:
+            stopper.session = session
+            try:
+                await run(session)
+                session.telemetry.phase("done")
+                session.telemetry.end("done")
+            except Interrupted:
+                session.telemetry.end("interrupted")
+                exit_code, error = INTERRUPTED, f"interrupted; go on with --resume --set run.name={folder.name}"
+            except Exception as failure:  # noqa: BLE001 - told, and turned into an exit code
+                session.telemetry.end("failed")
+                exit_code, error = FAILED, explain(failure)
+    except asyncio.CancelledError:
+        exit_code, error = INTERRUPTED, "interrupted before the run began"
+    except (ConfigError, StoreError):
+        if stopper.session is None:
+            raise
+        exit_code, error = FAILED, "the run's end could not be written"
+    if exit_code != DONE or error is not None:
+        return Ended(folder.url, exit_code, error=error)
+    await asyncio.to_thread(compact, folder.url, folder.storage_options)
+    url, summary, table = await asyncio.to_thread(report_on, folder)
+    return Ended(folder.url, exit_code, f"{table}\nrun: {folder.url}\nreport: {url}", summary)
+
+
+def report_on(folder: RunFolder) -> tuple[str, dict[str, Any], str]:
+    """Writes the run's report; its URL, the summary's figures, and the summary as a table."""
+    rows = score_table(folder.url, folder.storage_options)
+    samples = sample_trajectories(folder)
+    url = write_report(folder.url, folder.storage_options, rows, samples)
+    summary = summarize(read_metrics(folder.url, folder.storage_options), rows)
+    text = io.StringIO()
+    Console(file=text, width=100).print(summary_table(summary))
+    return url, summary.to_dict(), text.getvalue()
+
+
+def explain(failure: BaseException) -> str:
+    """One line for a failure that says what it is; the whole traceback besides for one that nobody foresaw."""
+    if isinstance(failure, RuntimeError | StoreError | ConfigError):
+        return str(failure)
+    traceback.print_exception(failure)
+    return f"{type(failure).__name__}: {failure}"
+
+
+def kill_children() -> None:
+    """Kills every process below this one, at once."""
+    for child in psutil.Process().children(recursive=True):
+        try:
+            child.kill()
+        except psutil.NoSuchProcess:
+            continue

@@ -1,0 +1,202 @@
+"""One run that is open: the handles that a flow drives, and the state between its steps. The algorithm is the flow's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from distributed import Client
+from pydantic import TypeAdapter
+
+from rollart.config import Config
+from rollart.control.ledger import Ledger, LedgerCut
+from rollart.engines.fleet import EngineFleet
+from rollart.rollout.coordinator import Rollout
+from rollart.rollout.dispatcher import Dispatcher
+from rollart.rollout.evaluation import Evaluation, evaluate_version
+from rollart.rollout.tables import evaluation_rows, settlement_rows, write_fates
+from rollart.run import RunFolder
+from rollart.telemetry import Telemetry
+from rollart.training.handle import Trainer
+from rollart.training.metrics import StepMetrics
+from rollart.types import Attempt, Batch, Episode, Receipt, Version
+
+T = TypeVar("T")
+
+CUT = TypeAdapter(LedgerCut)
+"""Spells a ledger's cut as JSON and reads it back."""
+
+
+class Interrupted(Exception):
+    """The user asked the run to stop."""
+
+
+class LedgerTaken(RuntimeError):
+    """Another process writes this run's ledger."""
+
+
+class NoSignal(RuntimeError):
+    """Step after step, no group carried any signal to learn from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handles:
+    """What a session works with: the cluster's client, the trainer, the engines."""
+
+    client: Client
+    trainer: Trainer
+    engines: EngineFleet
+
+
+class Session:
+    """A run that is open. `version` is what training has reached; `resumed`: it came out of a checkpoint, `parent`."""
+
+    def __init__(self, config: Config, folder: RunFolder, handles: Handles, telemetry: Telemetry, ledger: Ledger, parent: Version | None) -> None:
+        self.config, self.folder, self.telemetry, self.ledger = config, folder, telemetry, ledger
+        self.resumed = parent is not None
+        self.client, self.trainer, self.engines = handles.client, handles.trainer, handles.engines
+        self.version = Version(ledger.lineage, ledger.next_step)
+        self.stop = asyncio.Event()
+        self._parent = parent
+        self._publishing: asyncio.Task[None] | None = None
+        self._rollout: Rollout | None = None
+        self._dispatchers: list[Dispatcher] = []
+        self._skipped = 0
+
+    async def unless_stopped(self, work: Awaitable[T]) -> T:
+        """The result of `work`; Interrupted as soon as the user asks to stop, with the work cancelled."""
+        doing, stopping = asyncio.ensure_future(work), asyncio.ensure_future(self.stop.wait())
+        try:
+            await asyncio.wait((doing, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if doing.done():
+                return doing.result()
+            raise Interrupted("stopped by the user")
+        finally:
+            for task in (doing, stopping):
+                task.cancel()
+            await asyncio.gather(doing, stopping, return_exceptions=True)
+
+    # ---- generating
+
+    def rollout(self) -> Rollout:
+        """Trajectories as the ledger plans them; an async context manager."""
+        self._rollout = Rollout(
+            self.ledger, self.dispatcher(), stall_s=self.config.run.step_timeout, observe=self.telemetry.observe, served=self.version.step
+        )
+        return self._rollout
+
+    async def scripted(self, plays: Mapping[str, int]) -> list[Receipt]:
+        """Plays that many scripted episodes of each task; their receipts, in canonical order."""
+        dispatcher = self.dispatcher()
+        for task, episodes in plays.items():
+            if episodes:
+                dispatcher.dispatch([Attempt(Episode(task, i, "warm_up"), 0) for i in range(episodes)])
+        receipts = []
+        async for ended in dispatcher.ended():
+            for end in ended:
+                if end.member is None:
+                    raise end.error or RuntimeError(f"{end.attempt} ended without a result")
+                receipts.append(end.member.receipt)
+            if not dispatcher.in_flight:
+                break
+        return sorted(receipts, key=lambda r: r.attempt)
+
+    async def evaluate(self, episodes: int) -> Evaluation:
+        """Measures the present version on held-out episodes; the engines stay on it to the end."""
+        await self.published()
+        self.telemetry.phase("evaluating")
+        names = [t.name for t in self.config.tasks]
+        with self.telemetry.stage("evaluate"):
+            found = await self.unless_stopped(evaluate_version(self.dispatcher(), self.version, names, episodes, self.config.rollout.attempts))
+        rows = evaluation_rows(found.members, self.version.lineage, self.version.step)
+        await asyncio.to_thread(write_fates, self.folder.store, "evaluate", self.version.lineage, self.version.step, rows)
+        self.telemetry.evaluation(self.version.step, found, names)
+        return found
+
+    def dispatcher(self) -> Dispatcher:
+        """A dispatcher whose Dask keys nothing else on the scheduler has."""
+        classes, hardware = self.config.affinity, self.config.hardware
+        resources = {
+            t.name: (
+                hardware[classes.hardware_class("environment", t.name)].resource,
+                hardware[classes.hardware_class("reward", t.name)].resource,
+            )
+            for t in self.config.tasks
+        }
+        made = Dispatcher(self.client, resources, f"{self.folder.name}-{self.version.lineage}-{uuid.uuid4().hex[:6]}")
+        self._dispatchers.append(made)
+        return made
+
+    # ---- training
+
+    async def train_on(self, batch: Batch, wait_s: float) -> StepMetrics:
+        """One training step on `batch`, then its settlement in the ledger: the batch counts as trained on once this is committed."""
+        with self.telemetry.stage("train"):
+            trained = await self.trainer.train(batch.with_signal, keep_state=self.due(self.config.train.checkpoint_every, batch.step + 1))
+        self._parent, self.version = self.version, Version(batch.lineage, batch.step + 1)
+        settlement = self.ledger.settle(batch)
+        rows = settlement_rows(batch, settlement)
+        await asyncio.to_thread(self._commit, batch, rows)
+        self.telemetry.step(batch, trained, self.ledger.fates, str(self.version), wait_s)
+        self._watch_signal(trained)
+        return trained
+
+    def due(self, every: int, step: int) -> bool:
+        """Whether something that happens every `every` steps happens after `step`; 0 is never."""
+        return every > 0 and step % every == 0
+
+    def _commit(self, batch: Batch, rows: list[dict[str, Any]]) -> None:
+        write_fates(self.folder.store, "train", batch.lineage, batch.step, rows)
+        fates = [[str(Attempt(Episode(r["task"], r["episode"], r["purpose"]), r["member"], r["attempt"])), r["nonce"], r["fate"]] for r in rows]
+        entry = {"lineage": batch.lineage, "step": batch.step, "time": time.time(), "fates": fates}
+        if not self.folder.store.create(f"ledger/{batch.lineage}-{batch.step:08d}.json", json.dumps(entry).encode()):
+            raise LedgerTaken(f"step {batch.step} of {self.folder.url} is in its ledger already: another process runs this run; stop one of the two")
+
+    def _watch_signal(self, trained: StepMetrics) -> None:
+        self._skipped = 0 if trained.optimiser_steps else self._skipped + 1
+        if self._skipped >= self.config.train.max_skipped:
+            raise NoSignal(
+                f"train.max_skipped: in {self._skipped} steps in a row no group carried signal (all members of a group scored the same); "
+                "make the tasks easier or harder, warm the policy up, or enlarge group_size"
+            )
+
+    # ---- versions and checkpoints
+
+    async def publish(self, metadata: dict[str, Any]) -> None:
+        """Starts to publish the present version and to bring it to the engines, beside whatever comes next."""
+        await self.published()
+        self._publishing = asyncio.create_task(self._publish(self.version, self._parent, metadata))
+
+    async def published(self) -> None:
+        """Returns once the last `publish` is through: the version exists and every engine serves it."""
+        if self._publishing is not None:
+            await self._publishing
+            self._publishing = None
+
+    async def _publish(self, version: Version, parent: Version | None, metadata: dict[str, Any]) -> None:
+        with self.telemetry.stage("publish"):
+            await self.trainer.publish(version, parent, metadata)
+        with self.telemetry.stage("swap"):
+            await self.engines.serve(version)
+        if self._rollout is not None:
+            self._rollout.advance(version.step)
+
+    async def checkpoint(self) -> None:
+        """Saves weights, optimiser, random state and the ledger's cut in one commit."""
+        cut = CUT.dump_python(self.ledger.cut(), mode="json")
+        await self.published()
+        with self.telemetry.stage("checkpoint"):
+            await self.trainer.checkpoint(self.version, {"ledger": cut})
+
+    async def close(self) -> None:
+        """Ends what is under way: the publication is awaited, everything else in flight is cancelled."""
+        if self._publishing is not None:
+            await asyncio.gather(self._publishing, return_exceptions=True)
+        for dispatcher in self._dispatchers:
+            await dispatcher.close()
+        await self.engines.close()
