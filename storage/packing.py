@@ -78,7 +78,8 @@ def pieces(entry: TensorEntry, chunk_bytes: int) -> Iterator[tuple[int, int, int
 
 def byte_view(tensor: torch.Tensor) -> Bytes:
     """The memory of a contiguous CPU tensor as bytes, shared with it."""
-    found: Bytes = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    # (A contiguous tensor of one value or none may have any stride; only as_strided makes it 1.)
+    found: Bytes = tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
     return found
 
 

@@ -102,9 +102,7 @@ class VersionedStore:
             raise VersionTaken(version, self.store.url)
         return commit
 
-    def tensors(
-        self, commit: Commit, names: Iterable[str] | None = None, out: Mapping[str, torch.Tensor] | None = None
-    ) -> dict[str, torch.Tensor]:
+    def tensors(self, commit: Commit, names: Iterable[str] | None = None, out: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
         """See `Unpacker.read`."""
         folder = self.store.child(layout.data_prefix(commit.version, commit.attempt))
         return Unpacker(folder, commit).read(names, out)

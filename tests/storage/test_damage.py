@@ -202,9 +202,7 @@ def test_an_index_that_cannot_be_true_is_refused(weights, objects, hostile):
 
 
 @pytest.mark.parametrize("place", ["memory"], indirect=True)
-@pytest.mark.parametrize(
-    "text", [b"", b"[" * 10**5, b'{"format":1,"metadata":' + b'{"a":' * 10**5, b"null", b"\xff", b"[]", b'{"format":1}', b"{}"]
-)
+@pytest.mark.parametrize("text", [b"", b"[" * 10**5, b'{"format":1,"metadata":' + b'{"a":' * 10**5, b"null", b"\xff", b"[]", b'{"format":1}', b"{}"])
 def test_what_is_no_commit_is_refused(weights, objects, text):
     objects.write(layout.commit_path(V0), text)
     with pytest.raises(Damaged):
