@@ -21,7 +21,10 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(frozen=True)
 class Outcome:
-    """`rows`: one flat mapping an observation. `headline`: the figures that goals are set on."""
+    """`rows`: one flat mapping an observation, one or more; the first entry names the way, floats are figures.
+
+    `headline`: the figures that goals are set on.
+    """
 
     rows: Sequence[Mapping[str, Any]]
     headline: Mapping[str, float]
@@ -41,9 +44,7 @@ class Benchmark:
 
         @click.command(help=self.claim)
         @click.option("--quick", is_flag=True, help="fewer and shorter repetitions")
-        @click.option(
-            "--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS, help="folder for the JSON file and the picture"
-        )
+        @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS, help="folder for the JSON file and the picture")
         def command(quick: bool, out: Path) -> None:
             self.run(quick, out)
 
@@ -73,14 +74,17 @@ def spread(values: Sequence[float]) -> str:
 
 
 def show(benchmark: Benchmark, outcome: Outcome, machine: Mapping[str, Any]) -> None:
-    """Prints the rows and the headline."""
+    """Prints each figure's median and spread by the rows' first column, and the headline."""
     console = Console()
+    first, *others = outcome.rows[0]
+    figures = [name for name in others if isinstance(outcome.rows[0][name], float)]
     table = Table(title=benchmark.claim, caption=title(dict(machine)), title_justify="left", caption_justify="left")
-    columns = list(outcome.rows[0]) if outcome.rows else []
-    for column in columns:
+    groups = list(dict.fromkeys(row[first] for row in outcome.rows))
+    for column in ("median (least to most)", *map(str, groups)):
         table.add_column(column)
-    for row in outcome.rows:
-        table.add_row(*(f"{row[c]:,.4g}" if isinstance(row[c], float) else str(row[c]) for c in columns))
+    for name in figures:
+        values = ([row[name] for row in outcome.rows if row[first] == group] for group in groups)
+        table.add_row(name.replace("_", " "), *map(spread, values))
     console.print(table)
     for name, value in outcome.headline.items():
-        console.print(f"{name}: {value:,.4g}")
+        console.print(f"{name.replace('_', ' ')}: {value:,.4g}")
