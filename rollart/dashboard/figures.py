@@ -143,9 +143,7 @@ def _evaluations(axes: Axes, task: TaskSummary) -> None:
     steps = [e.version for e in task.evaluations]
     means = [e.estimate.mean for e in task.evaluations]
     reach = [e.estimate.high - e.estimate.mean if math.isfinite(e.estimate.high) else 0.0 for e in task.evaluations]
-    axes.errorbar(
-        steps, means, yerr=reach, color=_MEASURED_COLOUR, marker="o", markersize=4, capsize=2, linewidth=1.5, label="held-out, 95 %"
-    )
+    axes.errorbar(steps, means, yerr=reach, color=_MEASURED_COLOUR, marker="o", markersize=4, capsize=2, linewidth=1.5, label="held-out, 95 %")
 
 
 def _moving(values: Sequence[float]) -> list[float]:

@@ -105,7 +105,6 @@ class MetricsWriter:
 def read_metrics(run_url: str, storage_options: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
     """All whole lines in the order of writing; none if the run has no metrics. A last line that is still being written is left out."""
     fs, folder = _locate(run_url, storage_options)
-    fs.invalidate_cache()
     return [line for path in _pieces(fs, folder) for _, line in _lines(fs.cat_file(path), path)]
 
 
@@ -120,6 +119,7 @@ def _piece_name(index: int) -> str:
 
 def _pieces(fs: Any, folder: str) -> list[str]:
     """The pieces that exist, first to last; they are numbered without a gap."""
+    fs.invalidate_cache()  # another process may have written since this one last looked
     if not fs.exists(folder):
         return []
     there = {Path(path).name for path in fs.ls(folder, detail=False)}

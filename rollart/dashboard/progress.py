@@ -91,9 +91,7 @@ def render(status: RunStatus) -> RenderableType:
     steps.add_row(bar, Text(f"{status.step}/{status.steps}"))
     facts.add_row("step", steps)
     facts.add_row("version", Text(status.version))
-    facts.add_row(
-        "trajectories", Text(f"{status.in_flight} in flight, {status.finished} finished, {status.dropped} dropped{_reasons(status)}")
-    )
+    facts.add_row("trajectories", Text(f"{status.in_flight} in flight, {status.finished} finished, {status.dropped} dropped{_reasons(status)}"))
     facts.add_row("staleness", _histogram(status.staleness))
     facts.add_row("generation", Text(f"{status.tokens_per_second:,.0f} tokens/s"))
     if status.awaited:
@@ -109,9 +107,7 @@ def render(status: RunStatus) -> RenderableType:
     body: list[RenderableType] = [facts]
     if status.reward:
         body += [Text("\nreward, moving mean", style="dim"), rewards]
-    return Panel(
-        Group(*body), title=f"rollart · {status.phase} · {_clock(status.seconds)}", title_align="left", expand=False, padding=(1, 2)
-    )
+    return Panel(Group(*body), title=f"rollart · {status.phase} · {_clock(status.seconds)}", title_align="left", expand=False, padding=(1, 2))
 
 
 def _clock(seconds: float) -> str:

@@ -71,9 +71,7 @@ def render_report(
     plots = {
         "reward": figures.reward_curves(summary.tasks, trained) if summary.tasks or trained else None,
         "timeline": figures.timeline(parts) if parts else None,
-        "stages": figures.bars(summary.usage.stages, "seconds", [figures.stage_colour(s, stages) for s in stages], digits=1)
-        if stages
-        else None,
+        "stages": figures.bars(summary.usage.stages, "seconds", [figures.stage_colour(s, stages) for s in stages], digits=1) if stages else None,
         "fates": figures.bars(summary.fates, "trajectories") if summary.fates else None,
         "staleness": figures.bars({str(k): v for k, v in summary.staleness.items()}, "trained trajectories", horizontal=False)
         if summary.staleness

@@ -172,9 +172,7 @@ class Usage:
         return None if busy is None or idle is None else _ratio(busy, idle)
 
 
-def measure(
-    intervals: Sequence[Interval], samples: Sequence[tuple[float, float]] = (), train: str = "train", rollout: str = "rollout"
-) -> Usage:
+def measure(intervals: Sequence[Interval], samples: Sequence[tuple[float, float]] = (), train: str = "train", rollout: str = "rollout") -> Usage:
     """Accounts for one unbroken stretch of a run.
 
     `samples` are cumulative (time, tokens) counts of generation, sorted by time. Rates are taken only between the first and the last of

@@ -8,9 +8,7 @@ import pytest
 from rollart.dashboard.estimates import mean_estimate, rise_estimate, t_quantile
 
 
-@pytest.mark.parametrize(
-    ("freedom", "value"), [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (9, 2.262), (10, 2.228), (30, 2.042), (199, 1.972)]
-)
+@pytest.mark.parametrize(("freedom", "value"), [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (9, 2.262), (10, 2.228), (30, 2.042), (199, 1.972)])
 def test_t_quantiles_are_those_of_the_printed_tables(freedom: int, value: float):
     assert t_quantile(0.975, freedom) == pytest.approx(value, abs=6e-4)
 

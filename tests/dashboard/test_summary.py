@@ -12,9 +12,7 @@ from rollart.dashboard.summary_table import summary_table
 
 
 def evaluations(made_up, task: str, scores: dict[int, list[float]], **changes: object) -> list[dict]:
-    return [
-        made_up.row("evaluate", task, e, version, score, **changes) for version, values in scores.items() for e, score in enumerate(values)
-    ]
+    return [made_up.row("evaluate", task, e, version, score, **changes) for version, values in scores.items() for e, score in enumerate(values)]
 
 
 def test_reward_before_after_best_and_rise(made_up):
