@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
-import dask
 
 from rollart.config import Config, ConfigError, load
 
@@ -82,8 +82,9 @@ def run(flow: str, config_path: str | None, overrides: tuple[str, ...], dry_run:
 
 
 def _quiet_dask() -> None:
-    """Leaves the terminal to the run: Dask tells of each connection otherwise. Set before distributed is imported, which reads it once."""
-    dask.config.set({"logging": {"distributed": "warning", "distributed.nanny": "error", "distributed.core": "error", "bokeh": "error"}})
+    """Leaves the terminal to the run: Dask tells of each connection otherwise. By the environment, since distributed reads it once,
+    at its import, here and in every worker process."""
+    os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", "error")
 
 
 def _dry_run(config: Config, as_json: bool) -> None:

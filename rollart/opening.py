@@ -91,10 +91,17 @@ async def open_session(config: Config, folder: RunFolder, *, resume: bool, mode:
         telemetry = Telemetry(metrics, progress, status)
         session = Session(config, folder, Handles(client, trainer, engines), telemetry, ledger, parent)
         stack.push_async_callback(session.close)
+        sampling = asyncio.create_task(telemetry.sample(engines.tokens, session.in_flight, session.awaited))
+        stack.push_async_callback(_ended, sampling)
         if config.run.scheduler is not None:  # a cluster of our own goes with everything on it
             for _, plugin in [("train", LearnerPlugin), *plugins]:
                 stack.push_async_callback(client.unregister_worker_plugin, plugin.name)
         yield session
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def _client(stack: AsyncExitStack, config: Config) -> Client:

@@ -118,6 +118,14 @@ class Session:
         self.telemetry.evaluation(self.version.step, found, names)
         return found
 
+    def in_flight(self) -> int:
+        """Trajectories dispatched and not ended, whatever for."""
+        return sum(d.in_flight for d in self._dispatchers)
+
+    def awaited(self) -> str:
+        """What the next batch still needs, in words."""
+        return self._rollout.awaited() if self._rollout is not None else ""
+
     def dispatcher(self) -> Dispatcher:
         """A dispatcher whose Dask keys nothing else on the scheduler has."""
         classes, hardware = self.config.affinity, self.config.hardware

@@ -34,6 +34,8 @@ class EngineFleet:
 
     async def tokens(self) -> int | None:
         """Tokens sampled by all engines since they started; None if one does not answer just now."""
+        if not self.table.entries:
+            return None
         try:
             loads = await asyncio.gather(*(self._http.loads(e.url) for e in self.table.entries))
         except EngineError:

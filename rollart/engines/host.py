@@ -78,12 +78,13 @@ class EngineHost(WorkerPlugin):
         """Ends the engine and removes this host's folders, unless another engine of the host uses them."""
         process, cache, client = self._process, self._cache, self._client
         self._process = self._cache = self._client = None
+        # The folders first: they alone outlive this process, which a nanny in a hurry may kill in the middle of this.
+        if cache is not None:
+            await asyncio.to_thread(cache.close)
         if process is not None:
             await process.end()
         if client is not None:
             await client.close()
-        if cache is not None:
-            await asyncio.to_thread(cache.close)
 
     @property
     def url(self) -> str:

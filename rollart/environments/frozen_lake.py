@@ -109,7 +109,7 @@ class FrozenLake:
         return "\n".join("".join(signs[row * size : (row + 1) * size]) for row in range(size)) + "\n"
 
     def _local(self) -> str:
-        return "".join(letter + self._sign(cell) for letter, cell in zip(LETTERS, self._neighbours(), strict=True)) + "\n"
+        return "".join(self._sign(cell) for cell in self._neighbours()) + "\n"
 
 
 def _distances(board: list[list[str]]) -> dict[int, int]:

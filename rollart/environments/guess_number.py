@@ -1,4 +1,4 @@
-"""Guess a hidden number from "higher" and "lower"; owns the game and its few words."""
+"""Guess a hidden number from "above" and "below"; owns the game and its few words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rollart.environments.registry import Settings
 class GuessNumberSettings(Settings):
     """The number lies in `lowest`..`highest`, both included; `turns` guesses are allowed.
 
-    `script_skill`: chance that a scripted guess respects all hints so far; otherwise it is drawn from the whole range.
+    `script_skill`: chance that a scripted guess is the middle of what the hints leave; otherwise it is drawn from the whole range.
     """
 
     lowest: int = 1
@@ -54,25 +54,23 @@ class GuessNumber:
         guess = _integer(action)
         valid = guess is not None and s.lowest <= guess <= s.highest
         hit = valid and guess == self._number
-        word = "invalid"
+        hint = "invalid"
         if valid and guess is not None and not hit:
-            word = "higher" if guess < self._number else "lower"
-            if word == "higher":
-                self._low = max(self._low, guess + 1)
-            else:
-                self._high = min(self._high, guess - 1)
+            above = guess < self._number
+            hint = f"above {guess}" if above else f"below {guess}"
+            self._low, self._high = (max(self._low, guess + 1), self._high) if above else (self._low, min(self._high, guess - 1))
         truncated = not hit and self._turn >= s.turns
         info: dict[str, Any] = {"turns": self._turn, "number": self._number, "hit": hit, "valid": valid}
-        return StepResult("" if hit or truncated else f"{word}\n", float(hit), hit, truncated, info)
+        return StepResult("" if hit or truncated else f"{hint}\n", float(hit), hit, truncated, info)
 
     def close(self) -> None:
         """Nothing to give back."""
 
     def script(self, rng: random.Random) -> str:
-        """A number from what the hints leave with probability `script_skill`, else any of the range."""
+        """The middle of what the hints leave with probability `script_skill`, else any number of the range."""
         s = self.settings
-        low, high = (self._low, self._high) if rng.random() < s.script_skill else (s.lowest, s.highest)
-        return str(rng.randint(low, high))
+        skilled = rng.random() < s.script_skill
+        return str((self._low + self._high) // 2 if skilled else rng.randint(s.lowest, s.highest))
 
 
 def _integer(text: str) -> int | None:

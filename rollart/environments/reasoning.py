@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -60,12 +61,26 @@ class UnsafeFamily(EnvironmentSettingsError):
 class ReasoningSettings(Settings):
     """`family`: reasoning-gym's name. `config`: that family's own settings, without `seed` and `size`, which the episode decides.
 
-    `script_skill`: chance that scripted play gives the right answer; otherwise it gives the answer to another question of the family.
+    `shown`: a regular expression; the observation is its first group where it matches, so that a small policy need not read the same
+    instruction each time (empty: the whole question). `script_skill`: chance that scripted play gives the right answer; otherwise
+    it gives the answer to another question of the family.
     """
 
     family: str = "chain_sum"
     config: dict[str, Any] = Field(default_factory=dict)
+    shown: str = ""
     script_skill: float = Field(default=0.5, ge=0.0, le=1.0)
+
+    @field_validator("shown")
+    @classmethod
+    def _has_a_group(cls, shown: str) -> str:
+        try:
+            groups = re.compile(shown).groups
+        except re.error as error:
+            raise ValueError(f"no regular expression: {error}") from error
+        if shown and groups != 1:
+            raise ValueError(f"it has {groups} groups; put exactly one around what is to be shown")
+        return shown
 
     @field_validator("config")
     @classmethod
@@ -93,7 +108,7 @@ def dataset(family: str, config: str) -> Any:
 
 
 class Reasoning:
-    """One question, one answer. The observation is the question as the library words it; the action is the answer, whole.
+    """One question, one answer. The observation is the question, or its `shown` part; the action is the answer, whole.
 
     `step` gives no reward: it hands family, config and entry to `info`, with which the verifier `reasoning` scores the answer.
     """
@@ -108,7 +123,9 @@ class Reasoning:
 
     def reset(self, seed: int) -> str:
         self._entry = self._draw(seed)
-        return str(self._entry["question"])
+        question = str(self._entry["question"])
+        found = re.search(self.settings.shown, question) if self.settings.shown else None
+        return found[1] if found else question
 
     def step(self, action: str) -> StepResult:
         info = {"family": self.settings.family, "config": self.settings.config, "entry": self._entry}

@@ -162,8 +162,8 @@ async def trajectory_task(attempt: Attempt) -> Receipt:
     return await plugin.keep(trajectory)
 
 
-async def push_table(table: EngineTable, newest: int) -> None:
-    """Runs on every environment worker when an engine's version changed."""
-    plugin = get_worker().plugins.get(PLUGIN)
-    if plugin is not None:
+async def push_table(table: EngineTable, newest: int, dask_worker: Worker) -> None:
+    """Hands the table to the plugin of the worker that it runs on, for `Client.run`, which fills in `dask_worker`."""
+    plugin = dask_worker.plugins.get(PLUGIN)
+    if isinstance(plugin, EnvironmentPlugin):
         plugin.push(table, newest)

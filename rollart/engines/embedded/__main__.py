@@ -44,7 +44,9 @@ def main(host: str, port: int, detached: bool, **options: Any) -> None:
     except PortInUse as error:
         click.echo(str(error), err=True)
         sys.exit(USER_ERROR)
-    sys.exit(asyncio.run(_serve(sock, **options)))
+    code = asyncio.run(_serve(sock, **options))
+    sys.stderr.flush()
+    os._exit(code)  # nothing is left to save, and the interpreter's own way out of torch takes a second
 
 
 async def _serve(

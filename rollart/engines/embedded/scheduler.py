@@ -155,14 +155,14 @@ class Scheduler:
         deferred: list[Request] = []
         while self._waiting and self._table.free:
             request = self._waiting.popleft()
-            identity = (request.extra_key, request.prompt)
-            if self._table.reuse and identity in computing:
-                deferred.append(request)
-                continue
             placement = self._table.place(request)
             if placement is None:
                 deferred.append(request)
                 break
+            identity = (request.extra_key, request.prompt)
+            if self._table.reuse and identity in computing and placement.cached < len(request.prompt) - 1:
+                deferred.append(request)
+                continue
             if placement.source != placement.slot:
                 self._cache.copy_prefix(placement.source, placement.slot, placement.cached)
             self._table.occupy(request, placement)
