@@ -111,9 +111,7 @@ def test_tokens_with_the_id_of_padding_are_trained_on(llama: Path) -> None:
     metrics = learner.train_step(build_batch([trajectory], {trajectory.attempt: 1.0}, 0))
     assert metrics.tokens == 2
     after = learner.policy.logprobs(learner._cut(build_batch([trajectory], {trajectory.attempt: 1.0}, 0).sequences)[0])[0]
-    before = Learner(llama, _settings()).policy.logprobs(
-        learner._cut(build_batch([trajectory], {trajectory.attempt: 1.0}, 0).sequences)[0]
-    )[0]
+    before = Learner(llama, _settings()).policy.logprobs(learner._cut(build_batch([trajectory], {trajectory.attempt: 1.0}, 0).sequences)[0])[0]
     assert bool((after > before).all())
 
 
@@ -153,9 +151,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted_and_too_many_are_an_er
     assert not learner.optimiser.arrays()
 
 
-@pytest.mark.parametrize(
-    "fields", [{}, {"loss": {"kl": 0.1}, "batch": {"minibatches": 2}, "optimiser": {"decay": "cosine", "warmup_steps": 3}}]
-)
+@pytest.mark.parametrize("fields", [{}, {"loss": {"kl": 0.1}, "batch": {"minibatches": 2}, "optimiser": {"decay": "cosine", "warmup_steps": 3}}])
 def test_ten_steps_equal_five_a_save_and_a_load_and_five_bit_for_bit(llama: Path, make_trajectories, fields: dict) -> None:
     batches = [_batch(make_trajectories(seed=step), step, seed=step) for step in range(10)]
     through = Learner(llama, _settings(**fields))
@@ -294,3 +290,21 @@ def test_the_policy_learns_to_prefer_the_rewarded_token(llama: Path, loss: LossS
         assert metrics.skipped == ("no_signal",) or (metrics.drift is not None and metrics.drift < 1e-5)
     assert start < 0.2
     assert float(probabilities()[rewarded]) > 0.9
+
+
+def test_the_first_step_moves_weights_by_the_scheduled_learning_rate(llama: Path, make_trajectories) -> None:
+    learner = Learner(llama, _settings(optimiser={"lr": 0.01, "warmup_steps": 10}))
+    before = learner.weights()
+    metrics = learner.train_step(_batch(make_trajectories()))
+    moved = max(float((before[name] - value).abs().max()) for name, value in learner.weights().items())
+    assert metrics.lr == pytest.approx(0.001)
+    assert moved == pytest.approx(0.001, rel=1e-2)  # Adam's first step is lr times the gradient's sign
+
+
+def test_the_kl_penalty_measures_the_distance_from_the_weights_that_training_began_with(llama: Path, make_trajectories) -> None:
+    learner = Learner(llama, _settings(optimiser={"lr": 0.01}, loss={"kl": 0.1}))
+    first, second = (learner.train_step(_batch(make_trajectories(), step)) for step in range(2))
+    assert first.kl == 0.0
+    assert second.kl > 1e-4
+    learner.begin(step=2)
+    assert learner.train_step(_batch(make_trajectories(), 2)).kl == 0.0

@@ -22,9 +22,7 @@ def _whole(trajectories):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_logprobs_and_entropies_agree_with_a_plain_forward_of_each_sequence_alone(
-    llama: Path, make_trajectories, temperature: float
-) -> None:
+def test_logprobs_and_entropies_agree_with_a_plain_forward_of_each_sequence_alone(llama: Path, make_trajectories, temperature: float) -> None:
     policy = Policy(load_model(llama, ModelSettings(seed=3)))
     _, micro = _whole(make_trajectories(transform=SamplingTransform(temperature=temperature)))
     found, entropy = policy.logprobs(micro)

@@ -21,6 +21,7 @@ from rollart.training.worker import (
     load_checkpoint_task,
     load_weights_task,
     publish_task,
+    supervised_receipts_task,
     supervised_task,
     train_task,
 )
@@ -45,7 +46,7 @@ class Reader:
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     with (
-        LocalCluster(n_workers=1, threads_per_worker=3, processes=False, dashboard_address=None, resources={"TRAIN": 1}) as cluster,
+        LocalCluster(n_workers=1, threads_per_worker=3, processes=False, dashboard_address=":0", resources={"TRAIN": 1}) as cluster,
         Client(cluster) as client,
     ):
         yield client
@@ -157,6 +158,14 @@ def test_warm_up_then_training_starts_afresh_and_weights_are_taken_over(start, t
     assert again(load_weights_task) == Version(0, 0)
     found = again(train_task, _batch(trajectories, 0))
     assert (found.loss, found.grad_norm) == (expected.loss, expected.grad_norm)
+
+
+def test_supervised_steps_take_durable_trajectories_by_receipt(start, trajectories) -> None:
+    call = start()
+    expected = call(supervised_task, [s for t in trajectories for s in t.segments])
+    again = start()
+    found = again(supervised_receipts_task, [m.receipt for m in _batch(trajectories, 0).members])
+    assert (found.loss, found.tokens) == (expected.loss, sum(t.sampled for t in trajectories))
 
 
 def test_publishing_waits_for_no_step_that_is_under_way(client: Client, start, trajectories, tmp_path: Path) -> None:
