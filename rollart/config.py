@@ -256,13 +256,13 @@ class Config(Section):
     def quotas(self) -> list[TaskQuota]:
         """Groups a batch by task: shares of `train.groups` by weight, whole by largest remainder, at least one each."""
         total = sum(t.weight for t in self.tasks)
-        spare = self.train.groups - len(self.tasks)
-        exact = [spare * t.weight / total for t in self.tasks]
-        whole = [int(x) for x in exact]
-        by_remainder = sorted(range(len(exact)), key=lambda i: (whole[i] - exact[i], i))
-        for i in by_remainder[: spare - sum(whole)]:
-            whole[i] += 1
-        return [TaskQuota(t.name, 1 + w, t.group_size, t.min_members or t.group_size) for t, w in zip(self.tasks, whole, strict=True)]
+        exact = [self.train.groups * t.weight / total for t in self.tasks]
+        whole = [max(1, int(x)) for x in exact]
+        while sum(whole) != self.train.groups:
+            short = sum(whole) < self.train.groups
+            gaps = [(x - w if short else w - x, -i) for i, (x, w) in enumerate(zip(exact, whole, strict=True)) if short or w > 1]
+            whole[-max(gaps)[1]] += 1 if short else -1
+        return [TaskQuota(t.name, w, t.group_size, t.min_members or t.group_size) for t, w in zip(self.tasks, whole, strict=True)]
 
     def task(self, name: str) -> TaskSettings:
         return next(t for t in self.tasks if t.name == name)

@@ -1,0 +1,103 @@
+"""What a configuration may say: every shipped one loads, and each refusal names the field and what to do."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rollart.config import ConfigError, changed_fields, load, parse
+from rollart.environments import registry as environments
+from rollart.rewards import registry as rewards
+
+CONFIGS = sorted((Path(__file__).parent.parent / "flows" / "configs").glob("*.yaml"))
+QUICKSTART = (Path(__file__).parent.parent / "flows" / "configs" / "quickstart.yaml").read_text()
+
+
+def quickstart(*overrides: str) -> object:
+    return parse(QUICKSTART, list(overrides))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_a_shipped_configuration_loads_and_names_what_exists(path: Path) -> None:
+    config = load(path)
+    for task in config.tasks:
+        environments.make(task.environment, **task.settings).close()
+        rewards.resolve(task.reward)
+    assert parse(config.to_yaml()) == config
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.stepz=3", "train.stepz: unknown field"),
+        ("train.steps=0", "train.steps: input should be greater than or equal to 1, got 0"),
+        ("train.steps=many", "train.steps: input should be a valid integer"),
+        ("stages.train=gpu", "stages.train: no hardware class 'gpu'; declare hardware.gpu or use one of"),
+        ("hardware.judge.resource=TRAIN", "hardware: resource 'TRAIN' stands twice"),
+        ("tasks.chain_sum.max_tokens=4096", "tasks.chain_sum.max_tokens: 4096 is over engine.max_length 512"),
+        ("tasks.chain_sum.max_new_tokens=64", "max_new_tokens 64 leaves no room in max_tokens 64"),
+        ("tasks.0.name=guess_number", "tasks: 'guess_number' stands twice"),
+        ("tasks.chain_sum.sampling.top_p=0.9", "top_p and top_k change the distribution"),
+        ("tasks.chain_sum.min_members=9", "min_members 9 is over group_size"),
+        ("warm_up.episodes.lake=3", "warm_up.episodes.lake: no such task"),
+        ("train.groups=2", "train.groups: 2 leaves a task out of 3 without a group"),
+        ("run.deterministic=true", "run.deterministic: needs train.alpha 0"),
+        ("policy.model=/some/folder", "give either policy.model or policy.tiny"),
+        ("tasks.nowhere.weight=2", "--set tasks.nowhere: there is no such entry"),
+        ("train.steps", "--set train.steps: write a path, an equals sign and a value"),
+        ("run.name=a/b", "run.name: string should match pattern"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_fields_path_and_a_remedy(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        quickstart(override)
+    assert message in str(refused.value)
+
+
+def test_all_contradictions_are_told_at_once() -> None:
+    with pytest.raises(ConfigError) as refused:
+        quickstart("stages.train=gpu", "train.groups=1")
+    assert len(str(refused.value).splitlines()) == 2
+
+
+def test_wrong_yaml_names_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text("train:\n  steps: [1\npolicy: {}\n")
+    with pytest.raises(ConfigError, match=r"broken.yaml: line 3, column \d+ is no valid YAML"):
+        load(path)
+    with pytest.raises(ConfigError, match="can't be read"):
+        load(tmp_path / "absent.yaml")
+
+
+def test_overrides_reach_lists_by_name_and_read_numbers_as_people_write_them() -> None:
+    config = quickstart("tasks.chain_sum.group_size=4", "tasks.0.weight=2.5", "training.optimiser.lr=1e-3")
+    assert config.task("chain_sum").group_size == 4
+    assert config.tasks[0].weight == 2.5
+    assert config.training.optimiser.lr == 1e-3
+
+
+def test_quotas_follow_weights_and_sum_to_the_batch() -> None:
+    config = quickstart("train.groups=10", "tasks.0.weight=2", "tasks.1.weight=1", "tasks.2.weight=1")
+    assert [q.quota for q in config.quotas] == [5, 3, 2]
+    assert [q.quota for q in quickstart("train.groups=3", "tasks.0.weight=100").quotas] == [1, 1, 1]
+
+
+def test_a_resumed_run_may_change_its_length_but_not_its_learning_rate() -> None:
+    old = quickstart()
+    assert changed_fields(old, quickstart("train.steps=999", "run.dashboard_port=1", "evaluate.episodes=7")) == []
+    assert changed_fields(old, quickstart("training.optimiser.lr=0.5", "train.alpha=2")) == ["train.alpha", "training.optimiser.lr"]
+
+
+def test_every_field_has_a_description() -> None:
+    def check(model: type, path: str) -> list[str]:
+        missing = []
+        for name, info in model.model_fields.items():
+            inner = getattr(info.annotation, "model_fields", None)
+            if inner is None and not info.description:
+                missing.append(f"{path}.{name}")
+            if inner is not None:
+                missing += check(info.annotation, f"{path}.{name}")
+        return missing
+
+    assert check(type(quickstart()), "config") == []
+    assert yaml.safe_load(QUICKSTART)["policy"]["tiny"]
