@@ -54,19 +54,18 @@ class WeightCache:
         folder = self.folder / f"v{version}"
         if self._held is not None and self._held[0] == folder:
             return folder
-        while True:
-            lock = _locked(folder.with_suffix(".lock"), fcntl.LOCK_EX)
+        # Held before looked at: from here on nobody removes the folder, whether it is there already or not.
+        lock = _locked(folder.with_suffix(".lock"), fcntl.LOCK_SH)
+        try:
+            download = _locked(self.folder / "download", fcntl.LOCK_EX)
             try:
                 if not (folder / "model.safetensors").exists():
                     _write(folder, self._store.pull(version))
-            except BaseException:
-                os.close(lock)
-                raise
-            fcntl.flock(lock, fcntl.LOCK_SH)
-            # Between the two locks somebody may have found the folder unheld and removed it.
-            if (folder / "model.safetensors").exists():
-                break
+            finally:
+                os.close(download)
+        except BaseException:
             os.close(lock)
+            raise
         before, self._held = self._held, (folder, lock)
         if before is not None:
             os.close(before[1])

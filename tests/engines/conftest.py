@@ -1,0 +1,255 @@
+"""Tiny models, the engine processes that serve them, and transformers' own word on what they should have said.
+
+With ROLLART_ENGINE_URL and ROLLART_ENGINE_MODEL (the folder it serves as version 0-0) the contract suite runs against a server
+that is already there, such as a real SGLang one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+torch.set_num_threads(1)
+
+VOCABULARY = 96
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 2048, "initializer_range": 0.15, "eos_token_id": 1, "bos_token_id": 0,
+    "pad_token_id": 0, "tie_word_embeddings": True,
+}  # fmt: skip
+_KINDS: dict[str, Callable[[], PreTrainedConfig]] = {
+    "llama": lambda: LlamaConfig(**_SHAPE),
+    "llama_untied": lambda: LlamaConfig(**{**_SHAPE, "tie_word_embeddings": False}),
+    "qwen2": lambda: Qwen2Config(**_SHAPE),
+    "qwen3": lambda: Qwen3Config(**_SHAPE, head_dim=16),
+    "gemma2": lambda: Gemma2Config(**_SHAPE, head_dim=16, sliding_window=12, query_pre_attn_scalar=16),
+    "gemma3": lambda: Gemma3TextConfig(**_SHAPE, head_dim=16, sliding_window=12, query_pre_attn_scalar=16),
+}
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """Tiny random models, and what a plain transformers forward pass says of them."""
+
+    vocabulary: int = VOCABULARY
+
+    def model(self, kind: str = "llama", seed: int = 0) -> PreTrainedModel:
+        """A model of `kind` in fp32, its weights drawn with `seed`."""
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(_KINDS[kind](), dtype=torch.float32).eval()
+
+    def greedy(self, model: PreTrainedModel, prompt: Sequence[int], tokens: int) -> list[int]:
+        """What transformers' generate continues `prompt` with."""
+        ids = torch.tensor([list(prompt)])
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False,
+                             eos_token_id=VOCABULARY + 1)  # fmt: skip
+        return out[0, len(prompt) :].tolist()
+
+    def distribution(self, model: PreTrainedModel, ids: Sequence[int], temperature: float = 1.0) -> torch.Tensor:
+        """log_softmax(logits / T) after each of `ids`, [len(ids), V]."""
+        with torch.no_grad():
+            return (model(torch.tensor([list(ids)])).logits[0] / temperature).log_softmax(-1)
+
+    def logprobs(self, model: PreTrainedModel, prompt: Sequence[int], response: Sequence[int], temperature: float = 1.0) -> list[float]:
+        """The log-probability of each token of `response`."""
+        rows = self.distribution(model, [*prompt, *response], temperature)[len(prompt) - 1 : -1]
+        return rows.gather(1, torch.tensor(list(response)).unsqueeze(1)).squeeze(1).tolist()
+
+    def prompt(self, length: int, seed: int = 0) -> list[int]:
+        """A prompt without special tokens."""
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randint(2, VOCABULARY, (length,), generator=generator).tolist()
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Tiny:
+    return Tiny()
+
+
+@contextmanager
+def running_engine(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """An engine process that has said where it listens; it ends with the block."""
+    command = [sys.executable, "-m", "rollart.engines.embedded", *arguments]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    try:
+        yield process
+    finally:
+        process.stdin.close()
+        try:
+            process.wait(10)
+        finally:
+            process.kill()
+
+
+def url_of(process: subprocess.Popen[str]) -> str:
+    """The URL that the engine prints once it is healthy."""
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], 90)
+    assert ready, "the engine did not come up"
+    return str(json.loads(process.stdout.readline())["url"])
+
+
+@pytest.fixture(scope="session")
+def start_engine() -> Iterator[Callable[..., str]]:
+    """Starts engines that live until the end of the session, and returns their URLs."""
+    with ExitStack() as stack:
+        yield lambda *arguments: url_of(stack.enter_context(running_engine(*arguments)))
+
+
+@dataclass(frozen=True)
+class Served:
+    """The engine under test, the models of the two versions it may serve (0-0 first) and their folders."""
+
+    url: str
+    models: tuple[PreTrainedModel, PreTrainedModel]
+    folders: tuple[Path, Path]
+
+
+@pytest.fixture(scope="session")
+def session_served(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory, start_engine: Callable[..., str]) -> Served:
+    other = tmp_path_factory.mktemp("other")
+    if "ROLLART_ENGINE_URL" in os.environ:
+        folder = Path(os.environ["ROLLART_ENGINE_MODEL"])
+        url = os.environ["ROLLART_ENGINE_URL"]
+    else:
+        folder = tmp_path_factory.mktemp("model")
+        tiny.model().save_pretrained(folder)
+        url = start_engine("--model", str(folder), "--weight-version", "0-0", "--slots", "48", "--chunk", "256")
+    first = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    second = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in second.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    second.save_pretrained(other)
+    return Served(url, (first, second), (folder, other))
+
+
+class Wire:
+    """Raw HTTP to an engine: status and JSON body, no client of the project in between."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self.session, self.url = session, url
+
+    async def post(self, path: str, body: Any) -> tuple[int, Any]:
+        async with self.session.post(self.url + path, json=body) as response:
+            text = await response.text()
+            return response.status, json.loads(text) if text.startswith(("{", "[")) else text
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        async with self.session.get(self.url + path) as response:
+            text = await response.text()
+            return response.status, json.loads(text) if text.startswith(("{", "[")) else text
+
+    async def generate(self, ids: Sequence[int], tokens: int = 8, **more: Any) -> dict[str, Any]:
+        """A reply with log-probabilities; what is no key of the body goes into the sampling parameters. End of sequence ignored."""
+        body = {key: more.pop(key) for key in ("rid", "extra_key") if key in more}
+        sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True, **more}
+        status, reply = await self.post("/generate", {"input_ids": list(ids), "sampling_params": sampling, "return_logprob": True, **body})
+        assert status == 200, reply
+        return reply  # type: ignore[no-any-return]
+
+    async def stream(self, ids: Sequence[int], tokens: int, **more: Any) -> AsyncIterator[dict[str, Any]]:
+        """The events of a streamed reply, each with all tokens so far."""
+        sampling = {"max_new_tokens": tokens, "ignore_eos": True, **more.pop("sampling", {})}
+        body = {"input_ids": list(ids), "sampling_params": sampling, "return_logprob": True, "stream": True, **more}
+        async with self.session.post(self.url + "/generate", json=body) as response:
+            assert response.status == 200
+            async for line in response.content:
+                if line.startswith(b"data: {"):
+                    yield json.loads(line[6:])
+
+
+def logprobs_of(reply: dict[str, Any]) -> list[float]:
+    return [entry[0] for entry in reply["meta_info"]["output_token_logprobs"]]
+
+
+@pytest.fixture
+async def served(session_served: Served) -> AsyncIterator[Served]:
+    """The engine at version 0-0, with nothing cached."""
+    async with aiohttp.ClientSession() as session:
+        wire = Wire(session, session_served.url)
+        _, info = await wire.get("/model_info")
+        if info["weight_version"] != "0-0":
+            await wire.post("/update_weights_from_disk", {"model_path": str(session_served.folders[0]), "weight_version": "0-0"})
+        await wire.post("/flush_cache", {})
+        yield session_served
+
+
+@pytest.fixture
+async def wire(served: Served) -> AsyncIterator[Wire]:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        yield Wire(session, served.url)
+
+
+@pytest.fixture
+def wire_to() -> Callable[[str], Any]:
+    """A Wire to another engine, as an async context manager."""
+    from contextlib import asynccontextmanager
+
+    @asynccontextmanager
+    async def connect(url: str) -> AsyncIterator[Wire]:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+            yield Wire(session, url)
+
+    return connect
+
+
+@pytest.fixture
+def logprobs() -> Callable[[dict[str, Any]], list[float]]:
+    return logprobs_of
+
+
+@pytest.fixture(scope="session")
+def engine_process() -> Callable[..., Any]:
+    """`running_engine`, for tests that end the process themselves."""
+    return running_engine
+
+
+@pytest.fixture(scope="session")
+def engine_url() -> Callable[[subprocess.Popen[str]], str]:
+    return url_of
+
+
+@pytest.fixture
+async def first_of() -> Callable[..., Any]:
+    """Waits for the first event of a stream that satisfies a condition, and hands back the event and the rest's last one as a task."""
+
+    async def wait(events: AsyncIterator[dict[str, Any]], enough: int) -> tuple[dict[str, Any], asyncio.Task[dict[str, Any]]]:
+        async for event in events:
+            if len(event["output_ids"]) >= enough:
+                break
+
+        async def rest() -> dict[str, Any]:
+            last = event
+            async for later in events:
+                last = later
+            return last
+
+        return event, asyncio.create_task(rest())
+
+    return wait
