@@ -1,0 +1,165 @@
+"""The turn loop: ids are kept as sampled, versions and rewards stand where they belong, and failures are attributed."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from rollart.control.seeds import environment_seed, sampling_seed
+from rollart.control.staleness import StalenessWindow
+from rollart.environments.protocol import StepResult
+from rollart.rollout.episode import EpisodeFailed, EpisodeRunner, Limits
+from rollart.types import Attempt, Episode, GenerateRequest, GenerateResult, SamplingTransform, Version
+
+EOS = 1
+
+
+class Letters:
+    """A tokenizer that merges: `ab` is one token, so that decoding and encoding again would change ids."""
+
+    eos_ids = (EOS,)
+
+    def encode(self, text: str, first: bool) -> list[int]:
+        ids, rest = ([2] if first else []), text
+        while rest:
+            piece = "ab" if rest.startswith("ab") else rest[0]
+            ids.append(100 if piece == "ab" else ord(piece) - ord("a") + 3)
+            rest = rest[len(piece) :]
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join("ab" if i == 100 else chr(i - 3 + ord("a")) for i in ids if i > 2)
+
+
+class Echo:
+    """Tells the number of turns in letters; ends after `turns`."""
+
+    def __init__(self, turns: int = 3) -> None:
+        self.turns, self.seen, self.closed, self.seed, self.thread = turns, [], 0, None, None
+
+    def reset(self, seed: int) -> str:
+        self.seed, self.thread = seed, threading.get_ident()
+        return "b"
+
+    def step(self, action: str) -> StepResult:
+        self.seen.append(action)
+        n = len(self.seen)
+        return StepResult("b", reward=float(n), terminated=n == self.turns, info={"n": n})
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Policy:
+    """Answers `a` and the end token, at the versions given turn by turn."""
+
+    def __init__(self, versions: Sequence[int]) -> None:
+        self.versions, self.requests = list(versions), []
+
+    async def __call__(self, request: GenerateRequest) -> GenerateResult:
+        version = Version(0, self.versions[len(self.requests)])
+        self.requests.append(request)
+        return GenerateResult(request.rid, (3, EOS), (-0.5, -0.1), (version, version), "stop", len(request.input_ids), cached_tokens=1)
+
+
+ATTEMPT = Attempt(Episode("echo", 7), member=2)
+
+
+def runner(**changes: object) -> EpisodeRunner:
+    settings = {"codec": Letters(), "limits": Limits(8, 4, 64), "transform": SamplingTransform(0.7), "run_seed": 5, "lineage": 0}
+    return EpisodeRunner(**{**settings, **changes})  # type: ignore[arg-type]
+
+
+async def test_a_trajectory_is_the_concatenation_of_what_was_sent_and_sampled() -> None:
+    environment, policy = Echo(), Policy([4, 4, 5])
+    trajectory = await runner().play(environment, ATTEMPT, policy)
+    (segment,) = trajectory.segments
+    assert segment.ids == [2, 4, 3, EOS, 4, 3, EOS, 4, 3, EOS]  # `a` then `b` never merge into 100, though as text they would
+    assert segment.mask == [0, 0, 1, 1, 0, 1, 1, 0, 1, 1]
+    assert segment.versions == [-1, -1, 4, 4, -1, 4, 4, -1, 5, 5]
+    assert segment.logprobs == [0, 0, -0.5, -0.1, 0, -0.5, -0.1, 0, -0.5, -0.1]
+    assert [r.input_ids for r in policy.requests] == [tuple(segment.ids[:n]) for n in (2, 5, 8)]
+    assert [(t.start, t.end, t.reward) for t in segment.turns] == [(2, 4, 1.0), (5, 7, 2.0), (8, 10, 3.0)]
+    assert trajectory.environment_reward == 6.0 and trajectory.version_span == (4, 5)
+    assert trajectory.outcome == "terminated" and trajectory.info == {"n": 3, "action": "a", "actions": ["a", "a", "a"]}
+    assert environment.seen == ["a"] * 3 and environment.closed == 1 and segment.transform.temperature == 0.7
+
+
+async def test_seeds_follow_from_the_attempt_alone_and_a_retry_draws_the_same() -> None:
+    first, again = Policy([0] * 3), Policy([0] * 3)
+    environment = Echo()
+    await runner().play(environment, ATTEMPT, first)
+    await runner().play(Echo(), ATTEMPT.retried(), again)
+    assert [r.seed for r in first.requests] == [sampling_seed(5, ATTEMPT, t) for t in range(3)] == [r.seed for r in again.requests]
+    assert environment.seed == environment_seed(5, ATTEMPT.episode)
+
+
+async def test_over_age_work_stops_at_the_next_turn() -> None:
+    newest = iter([3, 4, 4])
+    policy = Policy([3, 3, 3])
+    trajectory = await runner(window=StalenessWindow(0), current_version=lambda: next(newest)).play(Echo(), ATTEMPT, policy)
+    assert trajectory.outcome == "over_age" and len(policy.requests) == 2
+
+
+async def test_limits_end_an_episode_and_bound_each_response() -> None:
+    policy = Policy([0] * 9)
+    turns = await runner(limits=Limits(2, 4, 64)).play(Echo(9), ATTEMPT, policy)
+    assert turns.outcome == "truncated" and len(turns.turns) == 2
+    policy = Policy([0] * 9)
+    tokens = await runner(limits=Limits(9, 4, 8)).play(Echo(9), ATTEMPT, policy)
+    assert tokens.outcome == "over_length"
+    assert [r.max_new_tokens for r in policy.requests] == [4, 3]  # 2 of 8 are the prompt's, then 5 are used
+    assert len(tokens.segments[0]) == 8
+
+
+async def test_what_the_environment_raises_is_its_failure_and_it_is_closed() -> None:
+    class Broken(Echo):
+        def step(self, action: str) -> StepResult:
+            raise KeyError("inventory")
+
+    environment = Broken()
+    with pytest.raises(EpisodeFailed, match="environment raised in step: KeyError"):
+        await runner().play(environment, ATTEMPT, Policy([0]))
+    assert environment.closed == 1
+
+
+async def test_an_aborted_response_fails_the_attempt() -> None:
+    async def aborted(request: GenerateRequest) -> GenerateResult:
+        return GenerateResult(request.rid, (), (), (), "abort", 2)
+
+    with pytest.raises(EpisodeFailed, match="aborted turn 0"):
+        await runner().play(Echo(), ATTEMPT, aborted)
+
+
+async def test_environments_run_where_the_task_says_and_may_be_coroutines() -> None:
+    here = threading.get_ident()
+    in_loop, in_thread = Echo(), Echo()
+    await runner(run_in="loop").play(in_loop, ATTEMPT, Policy([0] * 3))
+    await runner(run_in="thread").play(in_thread, ATTEMPT, Policy([0] * 3))
+    assert in_loop.thread == here and in_thread.thread != here
+
+    class Async(Echo):
+        async def reset(self, seed: int) -> str:
+            await asyncio.sleep(0)
+            return "b"
+
+        async def close(self) -> None:
+            self.closed += 1
+
+    environment = Async()
+    assert (await runner().play(environment, ATTEMPT, Policy([0] * 3))).outcome == "terminated" and environment.closed == 1
+
+
+async def test_scripted_play_stands_as_sampled_tokens_and_repeats() -> None:
+    class Scripted(Echo):
+        def script(self, rng: object) -> str:
+            return "ab" if rng.random() < 0.5 else "c"  # type: ignore[attr-defined]
+
+    one = await runner().play_script(Scripted(5), ATTEMPT)
+    two = await runner().play_script(Scripted(5), ATTEMPT)
+    assert one.segments[0].ids == two.segments[0].ids
+    assert {i for i, m in zip(one.segments[0].ids, one.segments[0].mask, strict=True) if m} <= {100, 5, EOS}
+    assert all(t.finish_reason == "stop" for t in one.turns)
+    with pytest.raises(EpisodeFailed, match=r"has no script\(\)"):
+        await runner().play_script(Echo(), ATTEMPT)

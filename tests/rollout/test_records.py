@@ -1,0 +1,103 @@
+"""Trajectories on disk: what is written comes back, receipts hold to their execution, and fates can be joined and compacted."""
+
+from pathlib import Path
+
+import pytest
+
+from rollart.control.ledger import Settlement
+from rollart.rollout.reader import StoredTrajectories
+from rollart.rollout.records import RecordMissing, decode, encode
+from rollart.rollout.tables import abandon_after, compact, evaluation_rows, score_table, settlement_rows, write_fates
+from rollart.rollout.writer import TrajectoryWriter
+from rollart.types import Attempt, Batch, Episode, Group, Member, Purpose, Receipt, SamplingTransform, Score, Segment, Trajectory
+from storage.objects import ObjectStore
+
+
+def play(index: int, member: int = 0, version: int = 0, purpose: Purpose = "train") -> Trajectory:
+    segment = Segment(SamplingTransform(0.6))
+    segment.append_prompt([5, 6, 7])
+    segment.append_response([8, index], [-0.25, -1.5], [version, version], "stop", cached_tokens=2)
+    segment.reward_last_turn(0.5)
+    attempt = Attempt(Episode("lake", index, purpose), member)
+    return Trajectory(attempt, f"n{index}-{member}-{purpose}-{version}", 0, 99, [segment], "terminated", {"deep": [1, {"a": None}]}, {"total": 2.5})
+
+
+async def kept(store: ObjectStore, trajectories: list[Trajectory]) -> list[Member]:
+    writer = TrajectoryWriter(store, flush_s=0.01, flush_rows=1000)
+    members = []
+    for t in trajectories:
+        file, row = await writer.write(t)
+        first, last = t.version_span
+        receipt = Receipt(t.attempt, t.nonce, 0, file, row, t.outcome, first, last, 5, 2, 1, t.seconds)
+        members.append(Member(receipt, Score(t.attempt, t.nonce, float(t.attempt.member))))
+    return members
+
+
+def test_a_trajectory_survives_parquet_whole() -> None:
+    trajectories = [play(1), play(2, member=3, version=7)]
+    assert decode(encode(trajectories)) == trajectories
+
+
+async def test_receipts_read_back_their_execution_in_their_order_and_no_other(tmp_path: Path) -> None:
+    store = ObjectStore(str(tmp_path))
+    played = [play(i) for i in range(5)]
+    receipts = [m.receipt for m in await kept(store, played)]
+    reader = StoredTrajectories(str(tmp_path), keep=1)
+    assert reader(receipts[::-1]) == played[::-1]
+    other = Receipt(receipts[0].attempt, "another", 0, receipts[0].file, receipts[0].row, "terminated", 0, 0, 5, 2, 1)
+    with pytest.raises(RecordMissing, match="not the execution"):
+        reader([other])
+
+
+async def test_writes_that_come_together_share_a_file(tmp_path: Path) -> None:
+    import asyncio
+
+    store = ObjectStore(str(tmp_path))
+    writer = TrajectoryWriter(store, flush_s=60.0, flush_rows=8)  # only the count can flush
+    places = await asyncio.gather(*(writer.write(play(i)) for i in range(8)))
+    assert len({file for file, _ in places}) == 1 and sorted(row for _, row in places) == list(range(8))
+
+
+async def test_a_store_that_fails_fails_each_trajectory_of_the_batch(tmp_path: Path) -> None:
+    import asyncio
+
+    class Full(ObjectStore):
+        def write(self, path: str, data: object) -> None:
+            raise OSError("no space left on device")
+
+    writer = TrajectoryWriter(Full(str(tmp_path)), flush_s=0.01, flush_rows=8)
+    results = await asyncio.gather(*(writer.write(play(i)) for i in range(3)), return_exceptions=True)
+    assert [str(r) for r in results] == ["no space left on device"] * 3
+
+
+async def test_fates_join_trajectories_before_and_after_compaction(tmp_path: Path) -> None:
+    store = ObjectStore(str(tmp_path))
+    members = await kept(store, [play(0, 0), play(0, 1), play(1, 0, purpose="evaluate"), play(9)])
+    batch = Batch(0, 2, (Group(members[0].receipt.attempt.episode, tuple(members[:2])),))
+    fates = [(m.receipt.attempt, m.receipt.nonce, "trained") for m in members[:2]]
+    lost = (Attempt(Episode("lake", 4), 0), "", "failed")
+    write_fates(store, "train", 0, 2, settlement_rows(batch, Settlement([*fates, lost])))
+    write_fates(store, "evaluate", 0, 0, evaluation_rows(members[2:3], 0, 0))
+    before = score_table(str(tmp_path)).sort_values(["purpose", "episode", "member"]).reset_index(drop=True)
+    assert before[["purpose", "episode", "member", "fate"]].fillna("-").to_numpy().tolist() == [
+        ["evaluate", 1, 0, "evaluated"], ["train", 0, 0, "trained"], ["train", 0, 1, "trained"], ["train", 9, 0, "-"],
+    ]  # fmt: skip
+    assert before.staleness.tolist()[1:3] == [2, 2] and before.score.tolist()[1:3] == [0.0, 1.0]
+    assert compact(str(tmp_path)) == 4
+    after = score_table(str(tmp_path)).sort_values(["purpose", "episode", "member"]).reset_index(drop=True)
+    assert store.list("trajectories/flushed") == []
+    columns = ["task", "episode", "member", "nonce", "score", "fate", "version", "staleness", "tokens"]
+    assert after[columns].astype(str).equals(before[columns].astype(str))
+    assert compact(str(tmp_path)) == 0
+
+
+async def test_what_an_abandoned_tail_used_is_marked(tmp_path: Path) -> None:
+    store = ObjectStore(str(tmp_path))
+    members = await kept(store, [play(i) for i in range(3)])
+    for step, member in enumerate(members):
+        batch = Batch(0, step, (Group(member.receipt.attempt.episode, (member,)),))
+        write_fates(store, "train", 0, step, settlement_rows(batch, Settlement([(member.receipt.attempt, member.receipt.nonce, "trained")])))
+        write_fates(store, "evaluate", 0, step, [])
+    assert abandon_after(store, 1) == 2
+    table = score_table(str(tmp_path)).sort_values("episode")
+    assert table.fate.tolist() == ["trained", "lineage", "lineage"]
