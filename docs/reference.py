@@ -82,9 +82,7 @@ def _type(annotation: Any) -> str:
 
 def _bounds(field: FieldInfo) -> str:
     signs = {Ge: ("≥", "ge"), Gt: (">", "gt"), Le: ("≤", "le"), Lt: ("<", "lt"), MultipleOf: ("a multiple of", "multiple_of")}
-    found = [
-        f"{sign} {getattr(bound, name)}" for bound in field.metadata for kind, (sign, name) in signs.items() if isinstance(bound, kind)
-    ]
+    found = [f"{sign} {getattr(bound, name)}" for bound in field.metadata for kind, (sign, name) in signs.items() if isinstance(bound, kind)]
     return f", {', '.join(found)}" if found else ""
 
 
