@@ -196,5 +196,6 @@ def test_a_killed_local_write_shows_nothing(tmp_path, monkeypatch):
         store.write("x", b"new")
     with pytest.raises(KeyboardInterrupt):
         store.create("y", b"new")
+    (tmp_path / ".tmp-of-a-killed-process").write_bytes(b"new")
     assert store.list() == ["x"]
     assert store.read("x") == b"old"

@@ -95,6 +95,22 @@ def test_tensors_that_overlap_without_being_the_same_view_are_each_stored(weight
     assert all(torch.equal(pulled[name], tensor) for name, tensor in state.items())
 
 
+def test_views_that_share_a_start_and_a_shape_but_not_their_values_are_no_ties(tmp_path):
+    square, complexes = torch.arange(9.0).reshape(3, 3), torch.tensor([1 + 2j, 3 - 1j])
+    state = {"square": square, "turned": square.t(), "z": complexes, "conjugate": complexes.conj()}
+    weights = WeightStore(str(tmp_path))
+    weights.publish(state, version=V0).result(60)
+    pulled = weights.pull()
+    assert all(torch.equal(pulled[name], tensor) for name, tensor in state.items())
+
+
+def test_padding_is_zeros_whatever_the_memory_held(monkeypatch):
+    monkeypatch.setattr(np, "empty", lambda shape, dtype: np.full(shape, 255, dtype))
+    packed = pack({"w": torch.ones(5)}, chunk_bytes=8).arrays["float32"]
+    assert (packed.length, packed.chunk) == (5, 2)
+    assert packed.image[-1, 4:8].tolist() == [0, 0, 0, 0]
+
+
 def test_a_publish_keeps_what_the_tensors_were_when_it_was_called(weights):
     tensor = torch.ones(1000)
     publication = weights.publish({"w": tensor}, version=V0)
