@@ -1,0 +1,81 @@
+"""Names, import paths and settings that `make` takes, and those it refuses."""
+
+import subprocess
+import sys
+
+import pytest
+
+from rollart.environments.frozen_lake import FrozenLake
+from rollart.environments.protocol import Scripted, StepResult
+from rollart.environments.registry import NAMES, EnvironmentSettingsError, UnknownEnvironment, make
+
+
+class Echo:
+    """A user's environment without a settings model."""
+
+    def __init__(self, word: str = "hello") -> None:
+        self.word = word
+
+    def reset(self, seed: int) -> str:
+        return self.word
+
+    def step(self, action: str) -> StepResult:
+        return StepResult(action, 1.0, terminated=True)
+
+    def close(self) -> None: ...
+
+
+def test_a_short_name_and_an_import_path_make_the_same_class():
+    by_path = make("rollart.environments.frozen_lake:FrozenLake", size=5)
+    assert type(make("frozen_lake")) is type(by_path) is FrozenLake
+    assert by_path.settings.size == 5
+
+
+def test_an_environment_of_the_users_own_takes_keyword_settings():
+    assert make(f"{__name__}:Echo", word="hi").reset(0) == "hi"
+    with pytest.raises(EnvironmentSettingsError, match="'wrod'"):
+        make(f"{__name__}:Echo", wrod="hi")
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_every_shipped_environment_plays_itself_to_its_end(name):
+    import random
+
+    environment, rng = make(name), random.Random(0)
+    assert isinstance(environment, Scripted)
+    assert environment.reset(3)
+    for _ in range(20):
+        result = environment.step(environment.script(rng))
+        if result.terminated or result.truncated:
+            break
+    assert result.terminated or result.truncated
+    environment.close()
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(UnknownEnvironment, match="frozen_lake, guess_number, reasoning"):
+        make("frozen_pond")
+
+
+@pytest.mark.parametrize("path", ["no.such.module:Thing", "rollart.environments.registry:NoSuch", "rollart.environments.registry:NAMES"])
+def test_a_path_that_names_no_environment_is_refused(path):
+    with pytest.raises(UnknownEnvironment, match=path.split(":")[1]):
+        make(path)
+
+
+def test_a_wrong_setting_is_named():
+    with pytest.raises(EnvironmentSettingsError, match=r"frozen_lake.*\bsise\b"):
+        make("frozen_lake", sise=4)
+    with pytest.raises(EnvironmentSettingsError, match=r"\bturns\b.*got 0"):
+        make("guess_number", turns=0)
+
+
+def test_a_worker_that_plays_never_loads_torch():
+    program = (
+        "import sys; from rollart.environments.registry import NAMES, make\n"
+        "for name in NAMES: e = make(name); e.reset(1); e.step('1'); e.close()\n"
+        "import rollart.rewards.registry, rollart.rewards.reasoning\n"
+        "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,87 @@
+"""What verifiers return, and that their failures are never scores."""
+
+import math
+
+import pytest
+
+from rollart.environments.registry import make
+from rollart.rewards.protocol import Verdict, VerifierFailed
+from rollart.rewards.registry import UnknownVerifier, resolve, verify
+from rollart.types import Attempt, Episode, Segment, Trajectory
+
+
+def trajectory(rewards=(0.0,), info=None):
+    segment = Segment()
+    for reward in rewards:
+        segment.append_prompt([1])
+        segment.append_response([2], [-0.5], [0], "stop")
+        segment.reward_last_turn(reward)
+    return Trajectory(Attempt(Episode("task", 0), 0), "n", 0, 0, [segment], "terminated", info or {})
+
+
+def answered(action, seed=3):
+    environment = make("reasoning", config={"min_terms": 2, "max_terms": 2})
+    environment.reset(seed)
+    return trajectory(info=environment.step(action).info | {"action": action})
+
+
+def broken(trajectory):
+    raise KeyError("gone")
+
+
+def not_finite(trajectory):
+    return Verdict(math.nan)
+
+
+def bare_number(trajectory):
+    return 0.5
+
+
+def test_the_environments_rewards_are_summed_over_turns():
+    assert verify("environment", trajectory((0.25, 0.0, 1.0))) == Verdict(1.25)
+
+
+def test_the_librarys_scorer_judges_the_answer():
+    right = answered("").info["entry"]["answer"]
+    assert verify("reasoning", answered(right)) == Verdict(1.0)
+    assert verify("reasoning", answered(f" {right}\n")).value == 1.0
+    wrong = verify("reasoning", answered("x"))
+    assert wrong.value == 0.0
+    assert wrong.reason == f"answered 'x', expected {right!r}"
+
+
+@pytest.mark.parametrize("action", ["__import__('os').system('touch hacked')", "9**9**9**9", "1e999999999", "(" * 5000, "sNaN"])
+def test_a_hostile_answer_is_a_wrong_answer_and_runs_nothing(action, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert verify("reasoning", answered(action)).value < 0.5
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_trajectory_of_an_unsafe_family_is_an_error_not_a_score():
+    hostile = answered("1+1")
+    hostile.info["family"] = "countdown"
+    with pytest.raises(VerifierFailed, match=r"countdown"):
+        verify("reasoning", hostile)
+
+
+def test_missing_info_is_an_error_not_a_score():
+    with pytest.raises(VerifierFailed, match=r"train/task/0/0/0.*KeyError.*action"):
+        verify("reasoning", trajectory())
+
+
+@pytest.mark.parametrize("name", ["broken", "not_finite", "bare_number"])
+def test_a_verifier_that_raises_or_returns_no_finite_verdict_is_an_error(name):
+    with pytest.raises(VerifierFailed, match=name):
+        verify(f"{__name__}:{name}", trajectory())
+
+
+def test_the_cause_of_a_failure_is_kept():
+    with pytest.raises(VerifierFailed) as failed:
+        verify(f"{__name__}:broken", trajectory())
+    assert isinstance(failed.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("name", ["environmnt", "no.module:thing", "rollart.rewards.registry:nothing", "rollart.rewards.registry:NAMES"])
+def test_an_unknown_verifier_is_refused(name):
+    with pytest.raises(UnknownVerifier, match=name.split(":")[-1]):
+        resolve(name)
