@@ -88,15 +88,9 @@ def _quiet_dask() -> None:
 
 
 def _dry_run(config: Config, as_json: bool) -> None:
-    from rollart.environments import registry
-    from rollart.rewards import registry as rewards
+    from rollart.preparation import check_inputs
 
-    for task in config.tasks:
-        try:
-            registry.make(task.environment, **task.settings)
-            rewards.resolve(task.reward)
-        except ValueError as error:
-            raise ConfigError(f"tasks.{task.name}: {error}") from error
+    check_inputs(config)
     from rollart.cluster import look
 
     workers, problems = look(config)

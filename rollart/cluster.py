@@ -108,7 +108,11 @@ async def connect(address: str) -> Client:
     try:
         return await Client(address, asynchronous=True, timeout=10)
     except (OSError, ValueError) as error:
-        raise ClusterUnreachable(f"run.scheduler: no Dask scheduler answers at {address} ({error}); start one or correct the address") from error
+        raise _no_scheduler(address, error) from error
+
+
+def _no_scheduler(address: str, error: Exception) -> ClusterUnreachable:
+    return ClusterUnreachable(f"run.scheduler: no Dask scheduler answers at {address} ({error}); start one or correct the address")
 
 
 async def workers_of(client: Client) -> list[ClusterWorker]:
@@ -164,7 +168,11 @@ def look(config: Config) -> tuple[list[ClusterWorker], list[str]]:
     if config.run.scheduler is None:
         check_port(config.run.dashboard_port)
         return planned_workers(config), []
-    with Client(config.run.scheduler, timeout=3) as client:
+    try:
+        client = Client(config.run.scheduler, timeout=3)
+    except (OSError, ValueError) as error:
+        raise _no_scheduler(config.run.scheduler, error) from error
+    with client:
         identity = client.scheduler_info(n_workers=-1)
         workers = [ClusterWorker(a, str(w["name"]), w["resources"]) for a, w in identity["workers"].items()]
     return workers, missing_resources(config, workers)

@@ -8,11 +8,32 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollart.config import PolicySettings, TaskSettings
+from rollart.config import Config, ConfigError, PolicySettings, TaskSettings
 from rollart.control.seeds import derive
 from rollart.environments import registry
 from rollart.environments.protocol import Scripted, StepResult
+from rollart.rewards import registry as rewards
 from storage.folders import local_folder, upload_folder
+from storage.objects import ObjectStore
+
+
+def check_inputs(config: Config) -> None:
+    """ConfigError, one line a problem, unless every task's environment can be made, every verifier found, and the policy's folder is one."""
+    problems = []
+    for task in config.tasks:
+        try:
+            registry.make(task.environment, **task.settings)
+            rewards.resolve(task.reward)
+        except (ValueError, TypeError, ImportError) as error:
+            problems.append(f"tasks.{task.name}: {error}")
+    if config.policy.model is not None:
+        folder = ObjectStore(config.policy.model, config.run.storage_options)
+        missing = [name for name in ("config.json", "tokenizer.json") if not folder.exists(name)]
+        if missing:
+            problems.append(f"policy.model: {folder.url} has no {' and no '.join(missing)}; give the folder of a Hugging Face causal language model")
+    if problems:
+        raise ConfigError("\n".join(problems))
+
 
 SAMPLE_EPISODES = 200
 """Episodes a task whose text a tiny policy's tokenizer learns from: enough to see every word of the shipped tasks."""

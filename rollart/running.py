@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 from rich.console import Console
 
+from rollart.cluster import MissingResource, look
 from rollart.config import Config, ConfigError
 from rollart.dashboard.metrics import read_metrics
 from rollart.dashboard.progress import Mode
@@ -22,6 +23,7 @@ from rollart.dashboard.report import write_report
 from rollart.dashboard.summary import summarize
 from rollart.dashboard.summary_table import summary_table
 from rollart.opening import open_session
+from rollart.preparation import check_inputs
 from rollart.rollout.samples import sample_trajectories
 from rollart.rollout.tables import compact, score_table
 from rollart.run import RunFolder
@@ -67,7 +69,13 @@ class Stopper:
 def run_flow(flow: str, config: Config, *, resume: bool, mode: Mode) -> Ended:
     """Runs the flow called `flow`. ConfigError or StoreError where it can't start; any other failure is in what it returns."""
     run: Flow = pkgutil.resolve_name(f"flows.{flow}:{flow}")
-    folder = RunFolder.resume(config) if resume else RunFolder.create(config, flow)
+    folder = RunFolder.resume(config) if resume else None
+    check_inputs(config)
+    _, problems = look(config)
+    if problems:
+        raise MissingResource("\n".join(problems))
+    if folder is None:  # made last, so that a run that can't start leaves nothing
+        folder = RunFolder.create(config, flow)
     return asyncio.run(_run(run, config, folder, resume, mode))
 
 

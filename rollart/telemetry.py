@@ -59,10 +59,10 @@ class Telemetry:
     def observe(self, member: Member) -> None:
         """A trajectory was scored."""
         receipt = member.receipt
-        start = receipt.seconds.get("start", 0.0)
+        start = receipt.seconds["start"]
         self.status.finished += 1
         self._recent[receipt.attempt.episode.task].append(member.score.value)
-        self._rollout.append((start, start + receipt.seconds.get("total", 0.0)))
+        self._rollout.append((start, start + receipt.seconds["total"]))
 
     def step(self, batch: Batch, trained: StepMetrics, fates: Mapping[str, int], version: str, wait_s: float) -> None:
         """A training step ended; writes its line."""

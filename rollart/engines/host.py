@@ -131,9 +131,7 @@ class EngineHost(WorkerPlugin):
 
     async def _start(self) -> None:
         folder = await asyncio.to_thread(self._model_folder)
-        self._process = await EngineProcess.start(
-            self.settings.arguments(folder, self._address), self.settings.threads, self.settings.start_seconds
-        )
+        self._process = await EngineProcess.start(self.settings.arguments(folder, self._address), self.settings.threads, self.settings.start_seconds)
 
     async def _restart(self) -> None:
         self.restarts += 1

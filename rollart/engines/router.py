@@ -46,9 +46,7 @@ class Choice:
     affine: bool
 
 
-def choose(
-    table: EngineTable, hardware_class: str, affinity_key: str | None, in_flight: Mapping[str, int], fall_back: bool = True
-) -> Choice:
+def choose(table: EngineTable, hardware_class: str, affinity_key: str | None, in_flight: Mapping[str, int], fall_back: bool = True) -> Choice:
     """Class first, then affinity, then load; equal loads go to the smaller URL, so the choice repeats.
 
     `affinity_key` is the URL of the engine that served the trajectory's last turn and has its prefix cached, None at the

@@ -24,9 +24,7 @@ class _Settings(BaseModel):
 class OptimiserSettings(_Settings):
     """AdamW, its learning-rate schedule and its guard against steps that are not finite."""
 
-    lr: float = Field(
-        default=3e-4, gt=0, description="peak learning rate of AdamW (change of a weight per optimiser step, before Adam's scaling)"
-    )
+    lr: float = Field(default=3e-4, gt=0, description="peak learning rate of AdamW (change of a weight per optimiser step, before Adam's scaling)")
     betas: tuple[float, float] = Field(
         default=(0.9, 0.95), description="AdamW's decay of the first and the second moment, per optimiser step, each in [0, 1)"
     )
@@ -35,13 +33,12 @@ class OptimiserSettings(_Settings):
     )
     warmup_steps: int = Field(default=0, ge=0, description="optimiser steps over which the learning rate rises linearly to its peak")
     decay: Decay = Field(default="constant", description="how the learning rate falls after the warm-up, until total_steps")
-    total_steps: int = Field(
-        default=1000, gt=0, description="optimiser steps at whose end the decay reaches min_lr_share; no effect when constant"
+    total_steps: int | None = Field(
+        default=None, gt=0, description="optimiser steps at whose end the decay reaches min_lr_share; default: all of the run's"
     )
     min_lr_share: float = Field(default=0.1, ge=0, le=1, description="learning rate at the end of the decay, as a share of the peak")
     clip_norm: float = Field(default=1.0, gt=0, description="largest L2 norm of the whole gradient; a longer one is scaled down to it")
     max_skips: int = Field(default=3, ge=0, description="optimiser steps in a row that may be skipped since loss or gradient is not finite")
-
 
     def over(self, steps: int) -> OptimiserSettings:
         """The same, with the decay spread over `steps` optimiser steps unless it says otherwise itself."""
@@ -53,12 +50,8 @@ class LossSettings(_Settings):
 
     name: LossName = Field(default="decoupled_ppo", description="policy loss")
     clip_low: float = Field(default=0.2, gt=0, lt=1, description="how far below 1 the probability ratio counts")
-    clip_high: float = Field(
-        default=0.28, gt=0, description="how far above 1 the probability ratio counts (above clip_low: DAPO's clip-higher)"
-    )
-    truncate: float = Field(
-        default=2.0, ge=1, description="cap of the behaviour weight, the probability ratio of proximal to behaviour policy"
-    )
+    clip_high: float = Field(default=0.28, gt=0, description="how far above 1 the probability ratio counts (above clip_low: DAPO's clip-higher)")
+    truncate: float = Field(default=2.0, ge=1, description="cap of the behaviour weight, the probability ratio of proximal to behaviour policy")
     entropy: float = Field(default=0.0, ge=0, description="weight of the entropy bonus, per nat")
     kl: float = Field(default=0.0, ge=0, description="weight of the KL penalty to the weights that training began with, per nat")
 
@@ -67,9 +60,7 @@ class AdvantageSettings(_Settings):
     """How scores turn into advantages."""
 
     name: AdvantageName = Field(default="grpo", description="advantage estimator")
-    divide_by_std: bool = Field(
-        default=True, description="whether a group's advantages are divided by the standard deviation of its scores"
-    )
+    divide_by_std: bool = Field(default=True, description="whether a group's advantages are divided by the standard deviation of its scores")
 
 
 class BatchSettings(_Settings):
@@ -85,9 +76,7 @@ class BatchSettings(_Settings):
 class ModelSettings(_Settings):
     """Precision and place of the policy in the trainer."""
 
-    dtype: Literal["float32", "float64", "bfloat16"] = Field(
-        default="float32", description="number format of weights, gradients and optimiser state"
-    )
+    dtype: Literal["float32", "float64", "bfloat16"] = Field(default="float32", description="number format of weights, gradients and optimiser state")
     device: str = Field(default="cpu", description="torch device of the trainer, such as cpu or cuda:0")
     threads: int = Field(default=1, gt=0, description="torch threads of the training process")
     seed: int = Field(default=0, ge=0, description="seed of the initial weights where the model's folder holds none")

@@ -98,9 +98,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: fl
     rows, heads, chunk, dim = query.shape
     kv_heads, length = key.shape[1:3]
     if chunk > 1 and softcap is None:
-        return torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, scale=scaling, enable_gqa=heads != kv_heads
-        )
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, enable_gqa=heads != kv_heads)
     # For one query a row, two batched products are twice as fast as the fused kernel. The queries of the heads that share a
     # key head stand in one matrix, and rows and key heads form one batch, which is a view also where keys are read in place.
     shared = heads // kv_heads

@@ -40,9 +40,7 @@ class PolicyModel:
 
     def logits(self, step: PackedStep) -> Tensor:
         """The logits [S, V] of the tokens in `step.sampled`, on the model's device; call it in inference mode."""
-        out = self._model(
-            input_ids=step.ids, position_ids=step.positions, use_cache=False, logits_to_keep=step.sampled, step=step, return_dict=True
-        )
+        out = self._model(input_ids=step.ids, position_ids=step.positions, use_cache=False, logits_to_keep=step.sampled, step=step, return_dict=True)
         return out.logits[0]
 
     def stage(self, folder: Path) -> dict[str, Tensor]:

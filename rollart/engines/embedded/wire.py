@@ -74,9 +74,7 @@ class GenerateBody(_Body):
         if max(self.input_ids) >= vocabulary:
             raise BadRequest(f"input_ids holds {max(self.input_ids)}, the model's vocabulary ends at {vocabulary - 1}")
         if len(self.input_ids) + s.max_new_tokens > max_length:
-            raise BadRequest(
-                f"{len(self.input_ids)} prompt tokens and max_new_tokens {s.max_new_tokens} exceed the engine's length of {max_length}"
-            )
+            raise BadRequest(f"{len(self.input_ids)} prompt tokens and max_new_tokens {s.max_new_tokens} exceed the engine's length of {max_length}")
         unseeded = DETERMINISTIC_SEED if deterministic else secrets.randbits(63)
         # SGLang reads a tiny temperature as greedy.
         temperature = 0.0 if s.temperature < 1e-6 else s.temperature
