@@ -83,9 +83,7 @@ async def test_the_end_token_stops_unless_it_is_to_be_ignored(served, wire, tiny
     eos = served.models[0].config.eos_token_id
     prompts = [tiny.prompt(6, seed=s) for s in range(40)]
     for ignore in (False, True):
-        replies = await asyncio.gather(
-            *(wire.generate(p, 30, temperature=1.5, sampling_seed=i, ignore_eos=ignore) for i, p in enumerate(prompts))
-        )
+        replies = await asyncio.gather(*(wire.generate(p, 30, temperature=1.5, sampling_seed=i, ignore_eos=ignore) for i, p in enumerate(prompts)))
         stopped = [r for r in replies if r["meta_info"]["finish_reason"]["type"] == "stop"]
         assert all(eos not in r["output_ids"][:-1] for r in replies) is not ignore
         assert bool(stopped) is not ignore

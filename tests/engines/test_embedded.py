@@ -21,9 +21,7 @@ async def test_without_weights_it_serves_once_they_came(tiny, tmp_path, start_en
         assert reply["meta_info"]["weight_version"] == "0-3"
 
 
-@pytest.mark.parametrize(
-    "parameter", [{"stop": "x"}, {"n": 2}, {"frequency_penalty": 0.5}, {"presence_penalty": 0.5}, {"repetition_penalty": 1.1}]
-)
+@pytest.mark.parametrize("parameter", [{"stop": "x"}, {"n": 2}, {"frequency_penalty": 0.5}, {"presence_penalty": 0.5}, {"repetition_penalty": 1.1}])
 async def test_a_parameter_that_would_be_ignored_is_refused(wire, parameter):
     status, answer = await wire.post("/generate", {"input_ids": [5], "sampling_params": parameter})
     assert status == 400

@@ -35,10 +35,10 @@ def test_uniforms_are_even_and_uncorrelated_between_neighbours():
         assert abs(np.corrcoef(left.ravel(), right.ravel())[0, 1]) < 0.01
 
 
-@pytest.mark.parametrize("cut", [{}, {"top_k": 5}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_k": 6, "top_p": 0.7}])
+@pytest.mark.parametrize("cut", [{}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.05}, {"top_k": 9, "top_p": 0.9}])
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_frequencies_are_the_probabilities_that_are_reported(temperature, cut):
-    n, logits = 40_000, torch.randn(30, generator=torch.Generator().manual_seed(0)) * 1.5
+    n, logits = 40_000, torch.randn(30, generator=torch.Generator().manual_seed(0))
     many = logits.expand(n, -1)
     ids, logprobs = sample(many, rows(n, temperature, **cut), uniforms(np.arange(n, dtype=np.uint64), np.zeros(n, np.uint64)))
     p = transformed_logprobs(logits[None], rows(1, temperature, **cut))[0].exp().double()
