@@ -79,5 +79,8 @@ def test_rows_with_different_transforms_do_not_touch_each_other():
 
 def test_the_ends_of_the_unit_interval_draw_tokens_that_have_probability():
     logits = torch.tensor([[-torch.inf, 0.0, 0.0, -torch.inf]])
+    many = torch.randn(500, 6, generator=torch.Generator().manual_seed(2))
+    many[:, -1] = -torch.inf
+    assert sample(many, rows(500), np.full(500, np.nextafter(1.0, 0.0)))[0].max() == 4
     for u, token in ((0.0, 1), (np.nextafter(1.0, 0.0), 2)):
         assert sample(logits, rows(1), np.array([u]))[0].item() == token

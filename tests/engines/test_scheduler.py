@@ -141,6 +141,17 @@ def test_a_long_prompt_does_not_hold_up_running_responses(tiny, schedule):
     finish(scheduler, long, short, add=False)
 
 
+def test_a_step_computes_no_more_prompt_tokens_than_the_chunk(tiny, schedule):
+    scheduler = schedule(tiny.model(), chunk=16)
+    for seed in range(3):
+        scheduler.add(request(tiny.prompt(24, seed=seed), 1))
+    totals = []
+    while scheduler.has_work:
+        scheduler.step()
+        totals.append(scheduler.tally.prefilled)
+    assert totals == [16, 32, 48, 64, 72]
+
+
 def test_an_abort_ends_running_and_waiting_alike(tiny, schedule):
     scheduler = schedule(tiny.model(), slots=1)
     running, waiting, other = (request(tiny.prompt(5, seed=s), 50) for s in range(3))

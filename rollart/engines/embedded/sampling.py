@@ -88,9 +88,8 @@ def sample(logits: Tensor, rows: RowTransforms, uniform: npt.NDArray[np.float64]
     else:
         cumulative = logprobs.double().exp().cumsum(-1)
         total = cumulative[:, -1]
+        # At most (1 - 2^-53) * total, which no rounding lifts onto the total: so the token found has probability.
         target = torch.from_numpy(uniform).to(logits.device) * total
-        # Rounding may lift the product onto the total itself, past the last token that has any probability.
-        target = torch.minimum(target, total.nextafter(torch.zeros_like(total)))
         ids = torch.searchsorted(cumulative, target.unsqueeze(1), right=True).squeeze(1)
         if greedy.any():
             ids = torch.where(torch.from_numpy(greedy).to(logits.device), logits.argmax(-1), ids)
