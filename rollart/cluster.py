@@ -20,6 +20,14 @@ TORCH_STAGES: tuple[Stage, ...] = ("train", "generate")
 """The stages whose processes compute with torch, among which the cores are shared out."""
 
 
+WORKER_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false",
+    # Dask has the allocator give memory back after every free, so that each large tensor costs its page faults again: a third of a training step.
+    "MALLOC_TRIM_THRESHOLD_": "1073741824", "MALLOC_MMAP_THRESHOLD_": "1073741824",
+}  # fmt: skip
+"""What a local worker process starts with; torch sets its own number of threads where it computes."""
+
+
 class MissingResource(ConfigError):
     """A hardware class is declared and needed, but no worker of the cluster has its resource."""
 
@@ -87,7 +95,7 @@ def _worker_options(hardware: HardwareClass, scratch: str) -> dict[str, Any]:
         "host": "127.0.0.1",
         "dashboard_address": None,
         "dashboard": False,
-        "env": {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+        "env": WORKER_ENVIRONMENT,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -100,8 +101,10 @@ async def open_session(config: Config, folder: RunFolder, *, resume: bool, mode:
 
 
 async def _ended(task: asyncio.Task[None]) -> None:
+    """Ends a background task; an error that ended it before is raised."""
     task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
 
 async def _client(stack: AsyncExitStack, config: Config) -> Client:

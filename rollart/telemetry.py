@@ -21,6 +21,9 @@ from rollart.types import Batch, Member
 SAMPLE_S = 0.5
 """Between two looks at the engines' token counts and the processes' memory."""
 
+MEMORY_S = 2.0
+"""Between two looks at memory: the system walks the pages of every process for it."""
+
 RECENT = 64
 """Trajectories a task whose mean score is shown as its reward now."""
 
@@ -123,12 +126,15 @@ class Telemetry:
 
     async def sample(self, tokens: Callable[[], Awaitable[int | None]], in_flight: Callable[[], int], awaited: Callable[[], str]) -> None:
         """Looks at tokens, memory and what is in flight every `SAMPLE_S` seconds, until it is cancelled."""
+        look_at_memory = 0.0
         while True:
             count = await tokens()
             if count is not None:
                 self._tokens.append((time.time(), count))
                 self.status.tokens_per_second = _rate(self._tokens[-20:])
-            self._peak = max(self._peak, await asyncio.to_thread(memory_in_use))
+            if time.monotonic() >= look_at_memory:
+                self._peak = max(self._peak, await asyncio.to_thread(memory_in_use))
+                look_at_memory = time.monotonic() + MEMORY_S
             self.status.in_flight, self.status.awaited = in_flight(), awaited()
             self.show()
             await asyncio.sleep(SAMPLE_S)
@@ -144,15 +150,21 @@ class Telemetry:
 
 
 def memory_in_use() -> int:
-    """Bytes that this process and all below it hold for themselves (proportional set size where the system tells, else resident)."""
-    total = 0
+    """Bytes that this process and all below it hold: shared pages counted once (Linux' proportional set size), else resident sizes."""
     this = psutil.Process()
-    for process in [this, *this.children(recursive=True)]:
+    return sum(_held(process) for process in [this, *this.children(recursive=True)])
+
+
+def _held(process: psutil.Process) -> int:
+    """One file of a few lines tells it; psutil would read every mapping of the process, which costs as much as a small engine."""
+    try:
+        rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+    except OSError:
         try:
-            total += getattr(process.memory_full_info(), "pss", 0) or process.memory_info().rss
+            return int(process.memory_info().rss)
         except psutil.Error:
-            continue  # it ended between listing and looking
-    return total
+            return 0  # it ended between listing and looking
+    return next((int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith("Pss:")), 0)
 
 
 def _rate(samples: list[tuple[float, int]]) -> float:

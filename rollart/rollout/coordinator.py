@@ -96,7 +96,10 @@ class Rollout:
     # ---- inside
 
     def _admit(self) -> None:
+        by_task: dict[str, list[Attempt]] = {}
         for attempts in self.ledger.admit(self._served, time.monotonic()):
+            by_task.setdefault(attempts[0].episode.task, []).extend(attempts)
+        for attempts in by_task.values():  # a graph a task: what a graph costs the scheduler, it costs once
             self.dispatcher.dispatch(attempts)
 
     async def _guard(self, work: Coroutine[Any, Any, None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ class StoredTrajectories:
     def __init__(self, run_url: str, storage_options: Mapping[str, Any] | None = None, keep: int = 64) -> None:
         self._store, self._keep = ObjectStore(run_url, storage_options), keep
         self._files: OrderedDict[str, list[Trajectory]] = OrderedDict()
+        self._lock = threading.Lock()
 
     def __getstate__(self) -> tuple[ObjectStore, int]:
         return self._store, self._keep
@@ -24,6 +26,7 @@ class StoredTrajectories:
     def __setstate__(self, state: tuple[ObjectStore, int]) -> None:
         self._store, self._keep = state
         self._files = OrderedDict()
+        self._lock = threading.Lock()
 
     def __call__(self, receipts: Sequence[Receipt]) -> list[Trajectory]:
         """The trajectories in the receipts' order; RecordMissing if one is not where its receipt says."""
@@ -37,10 +40,11 @@ class StoredTrajectories:
         return rows[receipt.row]
 
     def _file(self, name: str) -> list[Trajectory]:
-        rows = self._files.pop(name, None)
-        if rows is None:
-            rows = decode(self._store.read(name))
-        self._files[name] = rows
-        while len(self._files) > self._keep:
-            self._files.popitem(last=False)
-        return rows
+        with self._lock:  # held while reading too: the threads that wait are those that want the same file
+            rows = self._files.pop(name, None)
+            if rows is None:
+                rows = decode(self._store.read(name))
+            self._files[name] = rows
+            while len(self._files) > self._keep:
+                self._files.popitem(last=False)
+            return rows
