@@ -17,9 +17,9 @@ from typing import Any, NoReturn
 
 import click
 
-from rollart.config import Config, ConfigError, load
+from rollart.config import Config, ConfigError, load, parse
 
-FLOWS = ("train", "sft", "evaluate")
+FLOWS = ("train", "sft")
 
 USER_ERROR, FAILED, INTERRUPTED = 2, 3, 130
 
@@ -27,7 +27,7 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print one J
 
 
 def _clean_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """Turns a user's error into its one clear line and exit code 2."""
+    """Turns a user's error, and Ctrl-C before anything runs, into one clear line and an exit code."""
 
     @wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> None:
@@ -37,6 +37,8 @@ def _clean_errors(command: Callable[..., None]) -> Callable[..., None]:
             command(*args, **kwargs)
         except (ConfigError, StoreError) as error:
             _fail(str(error), USER_ERROR, kwargs.get("as_json", False))
+        except KeyboardInterrupt:
+            _fail("interrupted before the run began", INTERRUPTED, kwargs.get("as_json", False))
 
     return wrapped
 
@@ -65,7 +67,7 @@ def main() -> None:
 @_clean_errors
 def run(flow: str, config_path: str | None, overrides: tuple[str, ...], dry_run: bool, resume: bool, quiet: bool, as_json: bool) -> None:
     """Runs FLOW from start to end."""
-    config = load(config_path or _shipped("quickstart.yaml"), list(overrides))
+    config = _resumed_config(list(overrides)) if resume and config_path is None else load(config_path or _shipped("quickstart.yaml"), list(overrides))
     if dry_run:
         _dry_run(config, as_json)
         return
@@ -137,6 +139,15 @@ def report(run_url: str, as_json: bool) -> None:
     folder.config()  # says so if there is no run
     url, summary, table = report_on(folder)
     click.echo(json.dumps({"ok": True, "report": url, **summary}) if as_json else f"{table}\nreport: {url}")
+
+
+def _resumed_config(overrides: list[str]) -> Config:
+    """The configuration that the run to be resumed was started with, with what the user changes now."""
+    from rollart.run import find
+
+    asked = load(_shipped("quickstart.yaml"), [o for o in overrides if o.startswith("run.")])
+    folder = find(asked.run)
+    return parse(folder.config().to_yaml(), [f"run.name={folder.name}", *overrides])
 
 
 def _shipped(name: str) -> Path:

@@ -73,17 +73,16 @@ async def open_session(config: Config, folder: RunFolder, *, resume: bool, mode:
                 prepare_policy_task, config.policy, config.tasks, config.run.seed, folder.child(POLICY), folder.storage_options,
                 workers=[trainer_address], pure=False, retries=0,
             )  # fmt: skip
-        await _register(client, config, "train", learner_plugin(config, folder))
+        await _register(stack, client, config, "train", learner_plugin(config, folder))
         ledger, parent = await _ledger(config, trainer, resume)
-        if resume:
-            await asyncio.to_thread(abandon_after, folder.store, ledger.next_step)
+        abandoned = await asyncio.to_thread(abandon_after, folder.store, ledger.next_step) if resume else 0
         plugins: list[tuple[Stage, WorkerPlugin]] = [
             ("generate", engine_host(config, folder)),
             ("environment", EnvironmentPlugin(rollout_plan(config, folder, ledger.lineage))),
             ("reward", RewardPlugin(folder.url, folder.storage_options, {t.name: t.reward for t in config.tasks})),
         ]
-        await asyncio.gather(*(_register(client, config, stage, plugin) for stage, plugin in plugins))
-        engines = EngineFleet(client, _addresses(config, workers, "generate"), _addresses(config, workers, "environment"))
+        await asyncio.gather(*(_register(stack, client, config, stage, plugin) for stage, plugin in plugins))
+        engines = EngineFleet(client, _resources(config, "generate"), _resources(config, "environment"))
         metrics = MetricsWriter(folder.url, folder.storage_options, resume_step=ledger.next_step if resume else None)
         stack.enter_context(metrics)
         status = RunStatus(
@@ -91,20 +90,12 @@ async def open_session(config: Config, folder: RunFolder, *, resume: bool, mode:
         )
         telemetry = Telemetry(metrics, progress, status)
         session = Session(config, folder, Handles(client, trainer, engines), telemetry, ledger, parent)
+        if resume:
+            telemetry.note(_what_resuming_means(ledger, parent, abandoned))
         stack.push_async_callback(session.close)
-        sampling = asyncio.create_task(telemetry.sample(engines.tokens, session.in_flight, session.awaited))
-        stack.push_async_callback(_ended, sampling)
-        if config.run.scheduler is not None:  # a cluster of our own goes with everything on it
-            for _, plugin in [("train", LearnerPlugin), *plugins]:
-                stack.push_async_callback(client.unregister_worker_plugin, plugin.name)
+        session.beside(telemetry.sample(engines.tokens, session.in_flight, session.awaited))
+        session.beside(engines.keep())
         yield session
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    """Ends a background task; an error that ended it before is raised."""
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
 
 
 async def _client(stack: AsyncExitStack, config: Config) -> Client:
@@ -129,8 +120,25 @@ async def _ledger(config: Config, trainer: Trainer, resume: bool) -> tuple[Ledge
     return Ledger.restore(cut, quotas, window, policy, found.lineage), found.version
 
 
-async def _register(client: Client, config: Config, stage: Stage, plugin: WorkerPlugin) -> None:
+def _what_resuming_means(ledger: Ledger, parent: Version | None, abandoned: int) -> str:
+    if parent is None:
+        return f"no checkpoint to go on from: starting anew as lineage {ledger.lineage}; {abandoned} trajectories of the earlier try are dropped"
+    kept = sum(m.state == "scored" for g in ledger.cut().open for m in g.members)
+    return (
+        f"resumed from checkpoint {parent} as lineage {ledger.lineage}: {kept} scored trajectories wait to be trained on, "
+        f"{len(ledger.running())} are played again, {abandoned} that were used after the checkpoint are dropped"
+    )
+
+
+async def _register(stack: AsyncExitStack, client: Client, config: Config, stage: Stage, plugin: WorkerPlugin) -> None:
+    if config.run.scheduler is not None:  # a cluster of our own goes with everything on it
+        stack.push_async_callback(_unregister, client, plugin.name)
     await client.register_plugin(ForClass(_resources(config, stage), plugin))
+
+
+async def _unregister(client: Client, name: str) -> None:
+    with contextlib.suppress(ValueError):  # the scheduler knows none of that name: registering it was interrupted
+        await client.unregister_worker_plugin(name)
 
 
 def _resources(config: Config, stage: Stage) -> frozenset[str]:

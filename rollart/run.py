@@ -7,7 +7,7 @@ import json
 import time
 from typing import Any
 
-from rollart.config import Config, ConfigError, changed_fields, parse
+from rollart.config import RESUMABLE, Config, ConfigError, RunSettings, changed_fields, parse
 from storage.objects import ObjectStore
 
 CONFIG = "config.yaml"
@@ -59,19 +59,29 @@ class RunFolder:
     @classmethod
     def resume(cls, config: Config) -> RunFolder:
         """The folder of the run that `config` names, or of the newest one; ConfigError if a field changed that may not."""
-        root = config.run.root.rstrip("/")
-        name = config.run.name or newest(root, config.run.storage_options)
-        if name is None:
-            raise RunMissing(f"--resume: {root} holds no run; start one without --resume")
-        folder = cls(f"{root}/{name}", config.run.storage_options)
+        folder = find(config.run)
         old = folder.config()
         changed = [p for p in changed_fields(old, config) if p not in ("run.name", "run.root")]
         if changed:
             raise ConfigError(
                 f"{', '.join(changed)}: may not change on --resume of {folder.url}, since the curve would be one of two experiments; "
-                "set them back as its config.yaml says, or start a new run"
+                f"set them back as its config.yaml says, or start a new run (what may change: {', '.join(sorted(RESUMABLE))})"
             )
         return folder
+
+    def keep(self, config: Config) -> None:
+        """Stores what a resumed run goes on with as its configuration."""
+        run = config.run.model_copy(update={"name": self.name})
+        self.store.write(CONFIG, config.model_copy(update={"run": run}).to_yaml().encode())
+
+
+def find(run: RunSettings) -> RunFolder:
+    """The folder of the run that `run` names, or of the newest one; RunMissing if there is none."""
+    root = run.root.rstrip("/")
+    name = run.name or newest(root, run.storage_options)
+    if name is None:
+        raise RunMissing(f"--resume: {root} holds no run; start one without --resume")
+    return RunFolder(f"{root}/{name}", run.storage_options)
 
 
 def names(root: str, storage_options: dict[str, Any] | None = None) -> list[str]:

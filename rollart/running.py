@@ -76,6 +76,8 @@ def run_flow(flow: str, config: Config, *, resume: bool, mode: Mode) -> Ended:
         raise MissingResource("\n".join(problems))
     if folder is None:  # made last, so that a run that can't start leaves nothing
         folder = RunFolder.create(config, flow)
+    else:
+        folder.keep(config)
     return asyncio.run(_run(run, config, folder, resume, mode))
 
 
@@ -102,6 +104,8 @@ async def _run(run: Flow, config: Config, folder: RunFolder, resume: bool, mode:
         if stopper.session is None:
             raise
         exit_code, error = FAILED, "the run's end could not be written"
+    except Exception as failure:  # noqa: BLE001 - told, and turned into an exit code
+        exit_code, error = FAILED, explain(failure)
     if exit_code != DONE or error is not None:
         return Ended(folder.url, exit_code, error=error)
     await asyncio.to_thread(compact, folder.url, folder.storage_options)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -67,14 +67,22 @@ class Session:
         self._rollout: Rollout | None = None
         self._dispatchers: list[Dispatcher] = []
         self._skipped = 0
+        self._beside: list[asyncio.Task[None]] = []
+
+    def beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs `work`, which goes on for ever, beside the flow; an error that ends it ends what the flow waits for."""
+        self._beside.append(asyncio.create_task(work))
 
     async def unless_stopped(self, work: Awaitable[T]) -> T:
-        """The result of `work`; Interrupted as soon as the user asks to stop, with the work cancelled."""
+        """The result of `work`; Interrupted as soon as the user asks to stop, and the error of what runs beside; the work is then cancelled."""
         doing, stopping = asyncio.ensure_future(work), asyncio.ensure_future(self.stop.wait())
         try:
-            await asyncio.wait((doing, stopping), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((doing, stopping, *self._beside), return_when=asyncio.FIRST_COMPLETED)
             if doing.done():
                 return doing.result()
+            for task in self._beside:
+                if task.done():
+                    task.result()
             raise Interrupted("stopped by the user")
         finally:
             for task in (doing, stopping):
@@ -203,6 +211,9 @@ class Session:
 
     async def close(self) -> None:
         """Ends what is under way: the publication is awaited, everything else in flight is cancelled."""
+        for task in self._beside:
+            task.cancel()
+        await asyncio.gather(*self._beside, return_exceptions=True)
         if self._publishing is not None:
             await asyncio.gather(self._publishing, return_exceptions=True)
         for dispatcher in self._dispatchers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections import Counter
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from distributed import Worker, WorkerPlugin, get_worker
 
 from rollart.control.staleness import StalenessWindow
 from rollart.engines.client import EngineClient
+from rollart.engines.errors import EngineUnreachable
 from rollart.engines.router import EngineTable, pick
 from rollart.environments import registry as environments
 from rollart.rollout.episode import EpisodeFailed, EpisodeRunner, Limits, RunIn
@@ -21,6 +23,12 @@ from storage.folders import local_folder
 from storage.objects import ObjectStore
 
 PLUGIN = "rollout"
+
+ENGINE_WAIT_S = 180.0
+"""How long a turn waits for engines to be announced, at first or after one was lost: longer than the control side tries to bring one back."""
+
+ENGINE_LOSSES = 3
+"""Engines that one turn may lose before its attempt fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,7 @@ class _Shared:
     writer: TrajectoryWriter
     client: EngineClient
     table: EngineTable | None = None
+    announced: asyncio.Event = field(default_factory=asyncio.Event)
     newest: int = NOT_SAMPLED
     in_flight: Counter[str] = field(default_factory=Counter)
     last_engine: dict[str, str] = field(default_factory=dict)
@@ -90,6 +99,7 @@ class EnvironmentPlugin(WorkerPlugin):
         shared = self._shared()
         if shared.table is None or table.revision > shared.table.revision:
             shared.table = table
+            shared.announced.set()
         shared.newest = max(shared.newest, newest)
 
     def _shared(self) -> _Shared:
@@ -113,12 +123,25 @@ class EnvironmentPlugin(WorkerPlugin):
         )
 
     async def generate(self, attempt: Attempt, request: GenerateRequest) -> GenerateResult:
-        """Sends one turn to the engine that the router picks: the task's class, then where the trajectory's KV is, then load."""
-        shared = self._shared()
-        if shared.table is None:
-            raise EpisodeFailed("no engine has been announced to this worker yet")
-        key = str(attempt)
-        entry = pick(shared.table, self.plan.tasks[attempt.episode.task].engine_class, shared.last_engine.get(key), shared.in_flight)
+        """Sends one turn to the engine that the router picks: the task's class, then where the trajectory's KV is, then load.
+
+        Where that engine is lost, the turn waits for the table without it and is asked anew there: the same seed draws the same
+        tokens. EngineUnreachable after `ENGINE_LOSSES`; EpisodeFailed if no engine is announced within `ENGINE_WAIT_S`.
+        """
+        revision = -1
+        for loss in range(1, ENGINE_LOSSES + 1):
+            table = await self._table_after(revision)
+            try:
+                return await self._ask(table, attempt, request)
+            except EngineUnreachable:
+                if loss == ENGINE_LOSSES:
+                    raise
+                revision = table.revision
+        raise EpisodeFailed("no engine was asked")
+
+    async def _ask(self, table: EngineTable, attempt: Attempt, request: GenerateRequest) -> GenerateResult:
+        shared, key = self._shared(), str(attempt)
+        entry = pick(table, self.plan.tasks[attempt.episode.task].engine_class, shared.last_engine.get(key), shared.in_flight)
         shared.last_engine[key] = entry.url
         shared.in_flight[entry.url] += 1
         try:
@@ -128,6 +151,18 @@ class EnvironmentPlugin(WorkerPlugin):
         if result.versions:
             shared.newest = max(shared.newest, result.versions[-1].step)
         return result
+
+    async def _table_after(self, revision: int) -> EngineTable:
+        """The engine table once its revision is over `revision`; EpisodeFailed if none comes within `ENGINE_WAIT_S`."""
+        shared = self._shared()
+        try:
+            async with asyncio.timeout(ENGINE_WAIT_S):
+                while shared.table is None or shared.table.revision <= revision:
+                    shared.announced.clear()
+                    await shared.announced.wait()
+        except TimeoutError:
+            raise EpisodeFailed(f"no engine was announced to this worker within {ENGINE_WAIT_S:.0f} s; look at the generation workers") from None
+        return shared.table
 
     def forget(self, attempt: Attempt) -> None:
         self._shared().last_engine.pop(str(attempt), None)
@@ -162,8 +197,10 @@ async def trajectory_task(attempt: Attempt) -> Receipt:
     return await plugin.keep(trajectory)
 
 
-async def push_table(table: EngineTable, newest: int, dask_worker: Worker) -> None:
-    """Hands the table to the plugin of the worker that it runs on, for `Client.run`, which fills in `dask_worker`."""
+async def push_table(table: EngineTable, newest: int, dask_worker: Worker) -> bool:
+    """Hands the table to the plugin of the worker that it runs on, for `Client.run`, which fills in `dask_worker`; False if it has none."""
     plugin = dask_worker.plugins.get(PLUGIN)
-    if isinstance(plugin, EnvironmentPlugin):
-        plugin.push(table, newest)
+    if not isinstance(plugin, EnvironmentPlugin) or plugin.shared is None:
+        return False
+    plugin.push(table, newest)
+    return True
