@@ -71,12 +71,7 @@ def local_cluster(config: Config, scratch: str) -> SpecCluster:
     the workers' files. Not started yet: await it, or use it as an async context manager.
     """
     check_port(config.run.dashboard_port)
-    dask.config.set(
-        {
-            "temporary-directory": scratch, "distributed.worker.daemon": False, "distributed.comm.timeouts.connect": "60s",
-            "distributed.admin.log-format": "%(message)s",
-        }
-    )  # fmt: skip
+    dask.config.set({"distributed.worker.daemon": False, "distributed.comm.timeouts.connect": "60s", "distributed.admin.log-format": "%(message)s"})
     workers = {
         f"{name}-{i}": {"cls": Nanny, "options": _worker_options(hardware, scratch)}
         for name, hardware in config.hardware.items()
