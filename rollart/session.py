@@ -67,6 +67,7 @@ class Session:
         self._rollout: Rollout | None = None
         self._dispatchers: list[Dispatcher] = []
         self._skipped = 0
+        self._saved: Version | None = None
         self._beside: list[asyncio.Task[None]] = []
 
     def beside(self, work: Coroutine[Any, Any, None]) -> None:
@@ -203,11 +204,14 @@ class Session:
             self._rollout.advance(version.step)
 
     async def checkpoint(self) -> None:
-        """Saves weights, optimiser, random state and the ledger's cut in one commit."""
+        """Saves weights, optimiser, random state and the ledger's cut in one commit, unless the present version is saved already."""
+        if self._saved == self.version:
+            return
         cut = CUT.dump_python(self.ledger.cut(), mode="json")
         await self.published()
         with self.telemetry.stage("checkpoint"):
             await self.trainer.checkpoint(self.version, {"ledger": cut})
+        self._saved = self.version
 
     async def close(self) -> None:
         """Ends what is under way: the publication is awaited, everything else in flight is cancelled."""
