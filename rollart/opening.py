@@ -75,7 +75,8 @@ async def open_session(config: Config, folder: RunFolder, *, resume: bool, mode:
             )  # fmt: skip
         await _register(stack, client, config, "train", learner_plugin(config, folder))
         ledger, parent = await _ledger(config, trainer, resume)
-        abandoned = await asyncio.to_thread(abandon_after, folder.store, ledger.next_step) if resume else 0
+        kept = ledger.next_step if parent is not None else -1  # without a checkpoint not even version 0 is gone on from
+        abandoned = await asyncio.to_thread(abandon_after, folder.store, kept) if resume else 0
         plugins: list[tuple[Stage, WorkerPlugin]] = [
             ("generate", engine_host(config, folder)),
             ("environment", EnvironmentPlugin(rollout_plan(config, folder, ledger.lineage))),
@@ -83,7 +84,7 @@ async def open_session(config: Config, folder: RunFolder, *, resume: bool, mode:
         ]
         await asyncio.gather(*(_register(stack, client, config, stage, plugin) for stage, plugin in plugins))
         engines = EngineFleet(client, _resources(config, "generate"), _resources(config, "environment"))
-        metrics = MetricsWriter(folder.url, folder.storage_options, resume_step=ledger.next_step if resume else None)
+        metrics = MetricsWriter(folder.url, folder.storage_options, resume_step=kept if resume else None)
         stack.enter_context(metrics)
         status = RunStatus(
             step=ledger.next_step, steps=config.train.steps, version=f"{ledger.lineage}-{ledger.next_step}", dashboard=client.dashboard_link

@@ -37,8 +37,8 @@ class MetricsWriter:
     """Appends lines to the metrics of the run at `run_url` (any fsspec URL; `storage_options` go to its file system).
 
     Without `resume_step` the run must have no metrics yet. With it, writing goes on after the last whole line: lines whose `step` is over
-    `resume_step` belong to work that the checkpoint does not hold and are dropped, the rest stay. Raises `MetricsError` for
-    metrics in the way or broken ones, and what the store raises where it cannot be written.
+    `resume_step` belong to work that the checkpoint does not hold and are dropped, the rest stay; -1, where there is no checkpoint, drops
+    all. Raises `MetricsError` for metrics in the way or broken ones, and what the store raises where it cannot be written.
     """
 
     def __init__(self, run_url: str, storage_options: Mapping[str, Any] | None = None, *, resume_step: int | None = None) -> None:
@@ -54,7 +54,7 @@ class MetricsWriter:
             for path in pieces:
                 self._piece = self._drop_after(resume_step, path)
         self._events = EventLog(self._fs, self._folder, purge_from=None if resume_step is None else resume_step + 1)
-        self.write({"kind": "start" if resume_step is None else "resume", "step": resume_step or 0, "time": time.time()})
+        self.write({"kind": "start" if resume_step is None else "resume", "step": max(resume_step or 0, 0), "time": time.time()})
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Stores one line; numbers that JSON cannot hold (NaN, infinities) become null. A line with `step` also goes to TensorBoard."""
