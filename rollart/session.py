@@ -81,9 +81,8 @@ class Session:
             await asyncio.wait((doing, stopping, *self._beside), return_when=asyncio.FIRST_COMPLETED)
             if doing.done():
                 return doing.result()
-            for task in self._beside:
-                if task.done():
-                    task.result()
+            for ended in filter(asyncio.Task.done, self._beside):
+                ended.result()
             raise Interrupted("stopped by the user")
         finally:
             for task in (doing, stopping):

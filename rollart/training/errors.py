@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["BatchError", "NonFiniteError", "StateError", "TrainingError", "TransformError"]
+__all__ = ["BatchError", "NonFiniteError", "StateError", "TrainerLost", "TrainingError", "TransformError"]
 
 
 class TrainingError(RuntimeError):
@@ -23,3 +23,12 @@ class NonFiniteError(TrainingError):
 
 class StateError(TrainingError):
     """Weights or state do not belong to this learner, or to the step that was asked for."""
+
+
+class TrainerLost(TrainingError):
+    """The worker that held the learner is gone, and with it what was learned since the last checkpoint."""
+
+    def __init__(self, address: str, task: str) -> None:
+        super().__init__(
+            f"the training worker at {address} is gone, during {task}: what it held since the last checkpoint is lost; go on from there with --resume"
+        )

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from distributed import Client
+from distributed import Client, Future
 
+from rollart.cluster import workers_of
 from rollart.training import worker as tasks
+from rollart.training.errors import TrainerLost
 from rollart.training.metrics import StepMetrics, SupervisedMetrics
 from rollart.training.resumed import Resumed
 from rollart.training.settings import OptimiserSettings
 from rollart.types import Batch, Receipt, Version
+
+WATCH_S = 1.0
+"""Between two looks, while a task runs, at whether its worker is still there."""
 
 
 class Trainer:
@@ -47,7 +53,21 @@ class Trainer:
         return await self._run("resume", tasks.resume_task, exclusive=True)
 
     async def _run(self, name: str, task: Callable[..., Any], *args: Any, exclusive: bool = False) -> Any:
-        return await self._client.submit(
+        future = self._client.submit(
             task, *args, key=f"{name}-{self._namespace}-{next(self._count)}", workers=[self._address], allow_other_workers=False,
             resources={self._resource: 1} if exclusive else None, pure=False, retries=0,
         )  # fmt: skip
+        result = asyncio.ensure_future(_result_of(future))
+        try:
+            while not result.done():
+                await asyncio.wait((result,), timeout=WATCH_S)
+                # Dask would wait for ever for a worker at that address: a restarted one has another, and an empty learner.
+                if not result.done() and self._address not in {w.address for w in await workers_of(self._client)}:
+                    raise TrainerLost(self._address, name)
+            return result.result()
+        finally:
+            result.cancel()
+
+
+async def _result_of(future: Future) -> Any:
+    return await future
