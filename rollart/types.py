@@ -38,7 +38,7 @@ class _Packed:
     """Travels by pickle as its field values in order: what dataclasses with slots do by default takes ten times as long, and
     tens of thousands of these cross processes in a run."""
 
-    __slots__ = ()
+    __slots__: tuple[str, ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), tuple(getattr(self, name) for name in type(self).__slots__)
