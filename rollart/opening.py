@@ -12,7 +12,7 @@ import cloudpickle
 from distributed import Client, Worker, WorkerPlugin
 
 from rollart.cluster import ClusterWorker, Manners, check_cluster, connect, local_cluster, scratch_folder, torch_threads
-from rollart.config import Config
+from rollart.config import Config, ConfigError
 from rollart.control.affinity import Stage
 from rollart.control.ledger import Ledger
 from rollart.control.seeds import derive
@@ -35,6 +35,7 @@ from rollart.training.handle import Trainer
 from rollart.training.settings import LearnerSettings
 from rollart.training.worker import LearnerPlugin
 from rollart.types import SamplingTransform, Version
+from storage.errors import Damaged
 
 POLICY = "policy"
 """The part of a run's folder that holds the policy's config and tokenizer."""
@@ -74,7 +75,7 @@ async def open_session(config: Config, folder: RunFolder, *, resume: bool, mode:
                 workers=[trainer_address], pure=False, retries=0,
             )  # fmt: skip
         await _register(stack, client, config, "train", learner_plugin(config, folder))
-        ledger, parent = await _ledger(config, trainer, resume)
+        ledger, parent = await _ledger(config, folder, trainer, resume)
         kept = ledger.next_step if parent is not None else -1  # without a checkpoint not even version 0 is gone on from
         abandoned = await asyncio.to_thread(abandon_after, folder.store, kept) if resume else 0
         plugins: list[tuple[Stage, WorkerPlugin]] = [
@@ -109,12 +110,17 @@ async def _client(stack: AsyncExitStack, config: Config) -> Client:
     return client
 
 
-async def _ledger(config: Config, trainer: Trainer, resume: bool) -> tuple[Ledger, Version | None]:
+async def _ledger(config: Config, folder: RunFolder, trainer: Trainer, resume: bool) -> tuple[Ledger, Version | None]:
     """A ledger to start with, and the checkpoint that it and the learner now come from, None if they start anew."""
     quotas, window, policy = config.quotas, config.window, config.failure_policy
     if not resume:
         return Ledger(quotas, window, policy), None
-    found = await trainer.resume()
+    try:
+        found = await trainer.resume()
+    except Damaged as error:
+        raise ConfigError(
+            f"--resume: {error}; to go on from the checkpoint before, remove the newest file of {folder.child('checkpoints')}/commits"
+        ) from error
     if found.version is None:
         return Ledger(quotas, window, policy, found.lineage), None
     cut = CUT.validate_python(found.documents["ledger"])
