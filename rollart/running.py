@@ -108,7 +108,8 @@ async def _run(run: Flow, config: Config, folder: RunFolder, resume: bool, mode:
         exit_code, error = FAILED, explain(failure)
     if exit_code != DONE or error is not None:
         return Ended(folder.url, exit_code, error=error)
-    await asyncio.to_thread(compact, folder.url, folder.storage_options)
+    held = {receipt.nonce for receipt in session.ledger.held()}
+    await asyncio.to_thread(compact, folder.url, folder.storage_options, held)
     url, summary, table = await asyncio.to_thread(report_on, folder)
     return Ended(folder.url, exit_code, f"{table}\nrun: {folder.url}\nreport: {url}", summary)
 

@@ -232,6 +232,10 @@ class Ledger:
 
     # ---- stop and resume
 
+    def held(self) -> list[Receipt]:
+        """Receipts of scored members that no batch has taken yet: a resumed run may train on them."""
+        return [m.receipt for g in self._open.values() for m in g.members if m.state == "scored" and m.receipt is not None]
+
     def cut(self) -> LedgerCut:
         """The state after the last settlement, to be stored with a checkpoint."""
         return LedgerCut(

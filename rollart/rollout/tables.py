@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import pandas as pd
@@ -81,44 +81,45 @@ def score_table(run_url: str, storage_options: Mapping[str, Any] | None = None) 
     A member that was dropped before it left a trajectory is not in it; `fate` is null for one that nothing decided about.
     """
     store = ObjectStore(run_url, storage_options)
-    compacted = _compacted(store)
-    paths = compacted or store.list(FLUSHED)
-    columns = [*_PLAIN, "score", "fate", "version", "staleness"] if compacted else _PLAIN
-    tables = [pq.read_table(io.BytesIO(store.read(p)), columns=columns) for p in paths]
+    tables = [pq.read_table(io.BytesIO(store.read(p)), columns=_PLAIN) for p in (*_compacted(store), *store.list(FLUSHED))]
     if not tables:
         return pd.DataFrame(columns=[*_PLAIN, "score", "fate", "version", "staleness"])
-    frame = pa.concat_tables(tables).to_pandas()
-    return frame if compacted else _joined(frame, _fates(store))
+    # A compaction that was stopped half-way leaves rows in both places.
+    return _joined(pa.concat_tables(tables).to_pandas().drop_duplicates("nonce"), _fates(store))
 
 
-def compact(run_url: str, storage_options: Mapping[str, Any] | None = None) -> int:
+def compact(run_url: str, storage_options: Mapping[str, Any] | None = None, undecided: Collection[str] = ()) -> int:
     """Joins flushed files and fates of an ended run into few large files, sorted by purpose, task and episode, and removes the flushed ones.
 
-    Returns the number of trajectories. Stopped half-way it leaves the flushed files in place, and can be run again.
+    Trajectories whose nonce is in `undecided`, which a resumed run may still train on, stay where their receipts say. Later ones go
+    to further files. Returns the number of trajectories joined. Stopped half-way it loses nothing, and can be run again.
     """
     store = ObjectStore(run_url, storage_options)
-    paths = store.list(FLUSHED)
-    if not paths or _compacted(store):
+    flushed = {p: pq.read_table(io.BytesIO(store.read(p))) for p in store.list(FLUSHED)}
+    if not flushed:
         return 0
-    whole = pa.concat_tables([pq.read_table(io.BytesIO(store.read(p))) for p in paths])
-    whole = whole.append_column("_row", pa.array(range(whole.num_rows), pa.int64()))
+    parts = _compacted(store)
+    there = {nonce for p in parts for nonce in pq.read_table(io.BytesIO(store.read(p)), columns=["nonce"])["nonce"].to_pylist()}
+    whole = pa.concat_tables(flushed.values())
+    new = [i for i, nonce in enumerate(whole["nonce"].to_pylist()) if nonce not in there and nonce not in undecided]
+    whole = whole.take(pa.array(new, pa.int64())).append_column("_row", pa.array(range(len(new)), pa.int64()))
     keys = _joined(whole.select([*_PLAIN, "_row"]).to_pandas(), _fates(store)).sort_values(["purpose", "task", "episode", "member", "attempt"])
     whole = whole.drop_columns(["_row"]).take(pa.array(keys["_row"], pa.int64()))
     for name, kind in (("score", pa.float64()), ("fate", pa.string()), ("version", pa.int32()), ("staleness", pa.int32())):
         values = [None if pd.isna(v) else v for v in keys[name]]
         whole = whole.append_column(name, pa.array(values, kind))
-    count = whole.num_rows
-    for part, start in reversed(list(enumerate(range(0, count, ROWS_A_FILE)))):  # the first is written last: it says that all are there
+    for part, start in enumerate(range(0, whole.num_rows, ROWS_A_FILE), len(parts)):
         sink = io.BytesIO()
         pq.write_table(whole.slice(start, ROWS_A_FILE), sink, compression="zstd")
         store.write(f"{COMPACTED}/part-{part:05d}.parquet", sink.getvalue())
-    store.delete(FLUSHED, recursive=True)
-    return count
+    for path, table in flushed.items():
+        if not any(nonce in undecided for nonce in table["nonce"].to_pylist()):
+            store.delete(path)
+    return whole.num_rows
 
 
 def _compacted(store: ObjectStore) -> list[str]:
-    parts = [p for p in store.list(COMPACTED) if p.count("/") == 1 and p.endswith(".parquet")]
-    return parts if f"{COMPACTED}/part-00000.parquet" in parts else []
+    return [p for p in store.list(COMPACTED) if p.count("/") == 1 and p.endswith(".parquet")]
 
 
 def _joined(frame: pd.DataFrame, fates: pd.DataFrame) -> pd.DataFrame:

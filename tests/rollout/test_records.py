@@ -91,6 +91,23 @@ async def test_fates_join_trajectories_before_and_after_compaction(tmp_path: Pat
     assert compact(str(tmp_path)) == 0
 
 
+async def test_compaction_leaves_what_is_undecided_where_it_is_and_adds_it_later(tmp_path: Path) -> None:
+    store = ObjectStore(str(tmp_path))
+    members = await kept(store, [play(i) for i in range(3)])
+    waiting = members[1].receipt
+    assert compact(str(tmp_path), undecided={waiting.nonce}) == 2
+    assert store.list("trajectories/flushed") == [waiting.file]
+    assert StoredTrajectories(str(tmp_path)).read(waiting).nonce == waiting.nonce
+    assert sorted(score_table(str(tmp_path)).episode) == [0, 1, 2]
+    batch = Batch(0, 2, (Group(waiting.attempt.episode, (members[1],)),))
+    write_fates(store, "train", 0, 2, settlement_rows(batch, Settlement([(waiting.attempt, waiting.nonce, "trained")])))
+    assert compact(str(tmp_path)) == 1
+    assert store.list("trajectories/flushed") == []
+    assert [p for p in store.list("trajectories") if p.count("/") == 1] == ["trajectories/part-00000.parquet", "trajectories/part-00001.parquet"]
+    table = score_table(str(tmp_path)).sort_values("episode")
+    assert table.fate.fillna("-").tolist() == ["-", "trained", "-"]
+
+
 async def test_what_an_abandoned_tail_used_is_marked(tmp_path: Path) -> None:
     store = ObjectStore(str(tmp_path))
     members = await kept(store, [play(i) for i in range(3)])
