@@ -38,7 +38,8 @@ test: $(INSTALLED)
 	$(BIN)/pytest
 
 faults: $(INSTALLED)
-	$(BIN)/pytest tests/faults $(ARGS)
+	$(BIN)/pytest -m "slow or not slow" tests/faults $(ARGS)
+	$(BIN)/pytest -m slow tests/integration $(ARGS)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks --quick $(ARGS)
