@@ -54,7 +54,7 @@ def rows_of(seed: int, summary: Summary, seconds: float) -> list[dict[str, Any]]
                 "peak_gb": (summary.peak_memory or 0) / 1e9,
                 "rate_ratio": summary.usage.rate_ratio or 0.0,
                 "trainer_idle_share": summary.usage.trainer_idle_share or 0.0,
-            }  # fmt: skip
+            }
         )
     return rows
 
