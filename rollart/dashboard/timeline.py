@@ -172,12 +172,18 @@ class Usage:
         return None if busy is None or idle is None else _ratio(busy, idle)
 
 
-def measure(intervals: Sequence[Interval], samples: Sequence[tuple[float, float]] = (), train: str = "train", rollout: str = "rollout") -> Usage:
+def measure(
+    intervals: Sequence[Interval],
+    samples: Sequence[tuple[float, float]] = (),
+    train: str = "train",
+    rollout: str = "rollout",
+    evaluate: str = "evaluate",
+) -> Usage:
     """Accounts for one unbroken stretch of a run.
 
     `samples` are cumulative (time, tokens) counts of generation, sorted by time. Rates are taken only between the first and the last of
     them. The idle rate is taken only while `rollout` runs, so that time in which nothing was asked of the engines does not make it look
-    slow; the rate while training covers all of the training time, so that a trainer that alternates with rollout shows.
+    slow, and not while anything is evaluated, whose tokens are not rollout's; the rate while training covers all of the training time, so that a trainer that alternates with rollout shows.
     """
     stages = spans_by_stage(intervals)
     if not any(stages.values()):
@@ -186,7 +192,8 @@ def measure(intervals: Sequence[Interval], samples: Sequence[tuple[float, float]
     whole = union(span for spans in stages.values() for span in spans)
     loop = union([*training, *rolling])
     sampled = (samples[0][0], samples[-1][0]) if samples else (0.0, 0.0)
-    busy, idle = clip(training, sampled), clip(subtract(rolling, training), sampled)
+    measuring = stages.get(evaluate, [])
+    busy, idle = clip(training, sampled), clip(subtract(subtract(rolling, training), measuring), sampled)
     return Usage(
         window=whole[-1][1] - whole[0][0],
         loop=loop[-1][1] - loop[0][0] if loop else 0.0,

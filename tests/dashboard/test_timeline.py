@@ -92,3 +92,10 @@ def test_nothing_measured_gives_no_figures_rather_than_zeros():
     assert usage.overlap_share is None
     assert usage.trainer_idle_share is None
     assert usage.rate_ratio is None
+
+
+def test_tokens_of_an_evaluation_do_not_count_as_rollouts():
+    intervals = [Interval("train", 0, 2), Interval("rollout", 0, 10), Interval("evaluate", 4, 8)]
+    usage = measure(intervals, [(0.0, 0.0), (4.0, 40.0), (8.0, 1040.0), (10.0, 1060.0)])
+    assert usage.rate_while_training == pytest.approx(10.0)
+    assert usage.rate_while_idle == pytest.approx((20 + 20) / 4)  # 2 s before the evaluation and 2 s after it
