@@ -8,7 +8,7 @@ import torch
 
 from rollart.policy import PolicyError, build_policy, init_model, load_config, load_model, load_tokenizer, train_tokenizer
 
-TEXTS = ["guess 1 to 9\n", "above 3\n", "below 8\n", "@.#.\n....\n.#..\n...*\n|.#.\n", "L", "D", "R", "U", "4 - 1 ="] * 20
+TEXTS = ["guess 1 to 9\n", "above 3\n", "below 8\n", "@.#.\n....\n.#..\n...*\n|.#.\n", "L", "D", "R", "U", "4 - 1 =", "42"] * 20
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +37,10 @@ def test_padding_and_end_are_two_tokens_that_the_config_names(folder):
     tokenizer, config = load_tokenizer(folder), load_config(folder)
     assert (tokenizer.pad_token_id, tokenizer.eos_token_id) == (config.pad_token_id, config.eos_token_id) == (0, 1)
     assert config.vocab_size >= len(tokenizer) and config.vocab_size % 8 == 0
+
+
+def test_the_vocabulary_is_rounded_up_to_a_multiple_of_eight(tmp_path):
+    assert load_config(build_policy(tmp_path, TEXTS, vocab=258, hidden=16, layers=1, heads=2, feed_forward=16)).vocab_size == 264
 
 
 def test_weights_follow_from_the_seed_alone(folder):

@@ -45,6 +45,10 @@ def test_the_librarys_scorer_judges_the_answer():
     right = answered("").info["entry"]["answer"]
     assert verify("reasoning", answered(right)) == Verdict(1.0)
     assert verify("reasoning", answered(f" {right}\n")).value == 1.0
+    words = make("reasoning", family="gcd")
+    words.reset(3)
+    info = words.step("").info
+    assert verify("reasoning", trajectory(info=info | {"action": f" {info['entry']['answer']}\n"})).value == 1.0
     wrong = verify("reasoning", answered("x"))
     assert wrong.value == 0.0
     assert wrong.reason == f"answered 'x', expected {right!r}"
