@@ -92,14 +92,6 @@ def init_model(config: Any, seed: int) -> Any:
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
-def load_model(folder: str | Path, seed: int) -> Any:
-    """The folder's model: with the weights that lie there, or fresh ones from `seed` if it holds none."""
-    config = load_config(folder)
-    if any(Path(folder).glob("*.safetensors")):
-        return AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
-    return init_model(config, seed)
-
-
 def _require(folder: str | Path, *names: str) -> None:
     if not any((Path(folder) / name).is_file() for name in names):
         raise PolicyError(f"{folder} is no policy folder: it has no {' or '.join(names)}")
