@@ -81,7 +81,7 @@ class OpenGroup:
 
 @dataclass(slots=True)
 class LedgerCut:
-    """All that a resumed run needs of the ledger, as plain data: counters, open groups, fates so far."""
+    """All that a resumed run needs of the ledger, as plain data: counters, open groups, fates so far and which of them no settlement holds."""
 
     lineage: int
     next_step: int
@@ -89,6 +89,7 @@ class LedgerCut:
     open: list[OpenGroup]
     fates: dict[str, int]
     late: int
+    unsettled: list[tuple[Attempt, str, Fate]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -237,9 +238,9 @@ class Ledger:
         return [m.receipt for g in self._open.values() for m in g.members if m.state == "scored" and m.receipt is not None]
 
     def cut(self) -> LedgerCut:
-        """The state after the last settlement, to be stored with a checkpoint."""
+        """The state between two steps, to be stored with a checkpoint; a batch that was formed and not settled would be lost."""
         return LedgerCut(
-            self.lineage, self.next_step, dict(self._next_index), list(self._open.values()), dict(self.fates), self.late
+            self.lineage, self.next_step, dict(self._next_index), list(self._open.values()), dict(self.fates), self.late, list(self._unsettled)
         )  # fmt: skip
 
     @classmethod
@@ -250,6 +251,7 @@ class Ledger:
         ledger._open = {g.episode: g for g in cut.open if g.episode.task in ledger.quotas}
         ledger.fates = Counter(cut.fates)
         ledger.late = cut.late
+        ledger._unsettled = list(cut.unsettled)
         return ledger
 
     # ---- inside

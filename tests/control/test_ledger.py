@@ -7,7 +7,7 @@ from pydantic import TypeAdapter
 
 from rollart.control.ledger import FailurePolicy, Ledger, LedgerCut, LedgerError, TaskQuota
 from rollart.control.staleness import StalenessWindow
-from rollart.types import Attempt, Outcome, Receipt, Score
+from rollart.types import Attempt, Batch, Outcome, Receipt, Score
 
 
 def make(alpha: int = 1, quota: int = 2, size: int = 2, min_members: int | None = None, attempts: int = 2, tasks: int = 1) -> Ledger:
@@ -169,6 +169,27 @@ def test_a_cut_goes_through_json_and_the_restored_ledger_goes_on_alike() -> None
     finish_all(restored, groups[3:], 0)
     again = restored.form_batch()
     assert again is not None and again.lineage == 1 and [g.episode.index for g in again.groups] == [2, 3]
+
+
+def test_a_fate_decided_between_a_step_and_its_checkpoint_is_settled_once_after_a_resume() -> None:
+    ledger = make(alpha=1, quota=1, attempts=1)
+    groups = ledger.admit(served=0, now=0.0)
+    finish_all(ledger, groups[:1], 0)
+    batch = ledger.form_batch()
+    assert batch is not None
+    ledger.settle(batch)
+    lost, mate = groups[1]
+    ledger.failed(lost, now=1.0)
+    adapter = TypeAdapter(LedgerCut)
+    restored = Ledger.restore(
+        adapter.validate_json(adapter.dump_json(ledger.cut())), list(ledger.quotas.values()), ledger.window, ledger.policy, lineage=1
+    )
+    finish_all(restored, restored.admit(served=1, now=2.0), 1)
+    batch = restored.form_batch()
+    assert batch is not None
+    decided = [(attempt, fate) for attempt, _, fate in restored.settle(batch).fates]
+    assert decided[:2] == [(lost, "failed"), (mate, "group_short")] and [fate for _, fate in decided[2:]] == ["trained", "trained"]
+    assert restored.settle(Batch(1, 2, ())).fates == []
 
 
 @pytest.mark.parametrize("seed", range(50))
