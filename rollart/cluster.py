@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import tempfile
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import dask
+from dask.system import CPU_COUNT
 from distributed import Client, Nanny, Scheduler, SpecCluster, Worker, WorkerPlugin
 
 from rollart.config import Config, ConfigError, HardwareClass
@@ -46,13 +46,14 @@ class ClusterWorker:
 
 
 def torch_threads(config: Config, cores: int | None = None) -> int:
-    """Threads of each torch process: the cores shared out evenly, at least 1.
+    """Threads of each torch process: `cores` (default: those that this process may use, by affinity and by a container's limit) shared
+    out evenly, at least 1.
 
     Two torch processes that together want more threads than there are cores slow each other down by a factor of 10 to 40.
     """
     classes = {config.affinity.hardware_class(stage, t.name) for stage in TORCH_STAGES for t in config.tasks}
     processes = sum(config.hardware[c].workers for c in classes)
-    return max(1, (cores or os.cpu_count() or 1) // max(1, processes))
+    return max(1, (cores or CPU_COUNT) // max(1, processes))
 
 
 class Manners(WorkerPlugin):
