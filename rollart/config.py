@@ -282,9 +282,11 @@ RESUMABLE = {
 def load(path: str | Path, overrides: list[str] | None = None) -> Config:
     """Reads a YAML file and applies `a.b=c` overrides. ConfigError with one line a problem."""
     try:
-        text = Path(path).read_text()
+        text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--config: {path} can't be read ({error.strerror}); give the path of a YAML file") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--config: {path} is no UTF-8 text; give the path of a YAML file") from error
     return parse(text, overrides, source=str(path))
 
 

@@ -34,7 +34,7 @@ def test_a_shipped_configuration_loads_and_names_what_exists(path: Path) -> None
         ("train.steps=many", "train.steps: input should be a valid integer"),
         ("stages.train=gpu", "stages.train: no hardware class 'gpu'; declare hardware.gpu or use one of"),
         ("hardware.judge.resource=TRAIN", "hardware: resource 'TRAIN' stands twice"),
-        ("tasks.chain_sum.max_tokens=4096", "tasks.chain_sum.max_tokens: 4096 is over engine.max_length 512"),
+        ("tasks.chain_sum.max_tokens=4096", "tasks.chain_sum.max_tokens: 4096 is over engine.max_length"),
         ("tasks.chain_sum.max_new_tokens=64", "max_new_tokens 64 leaves no room in max_tokens 64"),
         ("tasks.0.name=guess_number", "tasks: 'guess_number' stands twice"),
         ("tasks.chain_sum.sampling.top_p=0.9", "top_p and top_k change the distribution"),
@@ -101,3 +101,10 @@ def test_every_field_has_a_description() -> None:
 
     assert check(type(quickstart()), "config") == []
     assert yaml.safe_load(QUICKSTART)["policy"]["tiny"]
+
+
+def test_a_file_that_is_no_text_is_refused_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"\xff\xfe\x00\x80")
+    with pytest.raises(ConfigError, match=r"--config: .*model.safetensors is no UTF-8 text"):
+        load(path)
