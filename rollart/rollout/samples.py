@@ -27,16 +27,17 @@ def sample_trajectories(folder: RunFolder) -> list[Sample]:
     keys = {(r.task, r.episode, r.member, r.nonce): r for r in wanted.itertuples()}
     if not keys:
         return []
+    nonces = [nonce for *_, nonce in keys]
     vocabulary = Vocabulary(local_folder(folder.child("policy"), folder.storage_options))
     samples = []
     for path in folder.store.list(COMPACTED):
         if not path.endswith(".parquet") or not (path.startswith(FLUSHED) or path.count("/") == 1):
             continue
-        found = pq.read_table(io.BytesIO(folder.store.read(path)), filters=[("nonce", "in", [k[3] for k in keys])])
+        found = pq.read_table(io.BytesIO(folder.store.read(path)), filters=[("nonce", "in", nonces)])
         for row in found.to_pylist():
             key = (row["task"], row["episode"], row["member"], row["nonce"])
-            if key in keys:
-                samples.append(_sample(from_row(row), keys[key], vocabulary))
+            if key in keys:  # popped, since a row may stand in a compacted file and in the flushed one that it came from
+                samples.append(_sample(from_row(row), keys.pop(key), vocabulary))
     return sorted(samples, key=lambda s: s.name)
 
 

@@ -123,6 +123,8 @@ def _compacted(store: ObjectStore) -> list[str]:
 
 
 def _joined(frame: pd.DataFrame, fates: pd.DataFrame) -> pd.DataFrame:
+    """A trajectory that an abandoned lineage used and a later one used again has the later one's fate."""
+    fates = fates.sort_values(["lineage", "step"], kind="stable")
     fates = fates.rename(columns={"step": "version"})[[*_KEY, "score", "fate", "version", "staleness"]]
     return frame.merge(fates.drop_duplicates(_KEY, keep="last"), on=_KEY, how="left")
 

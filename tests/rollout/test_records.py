@@ -1,5 +1,6 @@
 """Trajectories on disk: what is written comes back, receipts hold to their execution, and fates can be joined and compacted."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,13 @@ async def test_what_an_abandoned_tail_used_is_marked(tmp_path: Path) -> None:
     assert abandon_after(store, 1) == 2
     table = score_table(str(tmp_path)).sort_values("episode")
     assert table.fate.tolist() == ["trained", "lineage", "lineage"]
+
+
+async def test_what_two_lineages_used_has_the_fate_of_the_later_one(tmp_path: Path) -> None:
+    store = ObjectStore(str(tmp_path))
+    (member,) = await kept(store, [play(0)])
+    batch = Batch(9, 3, (Group(member.receipt.attempt.episode, (member,)),))
+    for lineage, fate in ((9, "lineage"), (10, "trained")):  # by name, the file of lineage 10 comes before that of 9
+        settled = [(member.receipt.attempt, member.receipt.nonce, fate)]
+        write_fates(store, "train", lineage, 3, settlement_rows(replace(batch, lineage=lineage), Settlement(settled)))
+    assert score_table(str(tmp_path)).fate.tolist() == ["trained"]
