@@ -8,6 +8,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -169,8 +170,10 @@ def _held(process: psutil.Process) -> int:
 
 
 def _rate(samples: list[tuple[float, int]]) -> float:
+    """Tokens a second over (time, count) samples; an engine that was started anew counts from 0 again, and its drop is not a rate."""
     seconds = samples[-1][0] - samples[0][0]
-    return (samples[-1][1] - samples[0][1]) / seconds if seconds > 0 else 0.0
+    gained = sum(max(0, after - before) for (_, before), (_, after) in pairwise(samples))
+    return gained / seconds if seconds > 0 else 0.0
 
 
 def _union(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
