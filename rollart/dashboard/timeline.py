@@ -183,7 +183,8 @@ def measure(
 
     `samples` are cumulative (time, tokens) counts of generation, sorted by time. Rates are taken only between the first and the last of
     them. The idle rate is taken only while `rollout` runs, so that time in which nothing was asked of the engines does not make it look
-    slow, and not while anything is evaluated, whose tokens are not rollout's; the rate while training covers all of the training time, so that a trainer that alternates with rollout shows.
+    slow, and not while anything is evaluated, whose tokens are not rollout's. The rate while training covers all of the training
+    time, so that a trainer that alternates with rollout shows.
     """
     stages = spans_by_stage(intervals)
     if not any(stages.values()):
