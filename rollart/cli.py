@@ -84,9 +84,12 @@ def run(flow: str, config_path: str | None, overrides: tuple[str, ...], dry_run:
 
 
 def _quiet_dask() -> None:
-    """Leaves the terminal to the run: Dask tells of each connection otherwise. By the environment, since distributed reads it once,
-    at its import, here and in every worker process."""
-    os.environ.setdefault("DASK_LOGGING__DISTRIBUTED", "error")
+    """Leaves the terminal to the run: Dask tells of each connection otherwise, and of each failed task what its caller hears anyway.
+
+    By the environment, since distributed reads it once, at its import, here and in every worker process.
+    """
+    if not any(name.startswith("DASK_LOGGING") for name in os.environ):
+        os.environ["DASK_LOGGING"] = "{'distributed': 'error', 'distributed.worker': 'critical'}"
 
 
 def _dry_run(config: Config, as_json: bool) -> None:
