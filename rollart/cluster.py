@@ -23,9 +23,10 @@ TORCH_STAGES: tuple[Stage, ...] = ("train", "generate")
 WORKER_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false",
     # Dask has the allocator give memory back after every free, so that each large tensor costs its page faults again: a third of a training step.
-    "MALLOC_TRIM_THRESHOLD_": "1073741824", "MALLOC_MMAP_THRESHOLD_": "1073741824",
+    # One arena, since a thread's own holds 64 MB at most and goes to the system for the rest each time.
+    "MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "1073741824", "MALLOC_MMAP_THRESHOLD_": "1073741824",
 }  # fmt: skip
-"""What a local worker process starts with; torch sets its own number of threads where it computes."""
+"""What a local worker process starts with, before its interpreter does; torch sets its own number of threads where it computes."""
 
 
 class MissingResource(ConfigError):
@@ -72,7 +73,14 @@ def local_cluster(config: Config, scratch: str) -> SpecCluster:
     the workers' files. Not started yet: await it, or use it as an async context manager.
     """
     check_port(config.run.dashboard_port)
-    dask.config.set({"distributed.worker.daemon": False, "distributed.comm.timeouts.connect": "60s", "distributed.admin.log-format": "%(message)s"})
+    dask.config.set(
+        {
+            "distributed.nanny.pre-spawn-environ": WORKER_ENVIRONMENT,
+            "distributed.worker.daemon": False,
+            "distributed.comm.timeouts.connect": "60s",
+            "distributed.admin.log-format": "%(message)s",
+        }
+    )
     workers = {
         f"{name}-{i}": {"cls": Nanny, "options": _worker_options(hardware, scratch)}
         for name, hardware in config.hardware.items()
@@ -96,7 +104,6 @@ def _worker_options(hardware: HardwareClass, scratch: str) -> dict[str, Any]:
         "host": "127.0.0.1",
         "dashboard_address": None,
         "dashboard": False,
-        "env": WORKER_ENVIRONMENT,
     }
 
 
