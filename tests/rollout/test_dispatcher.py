@@ -1,0 +1,179 @@
+"""Attempts as futures on a real scheduler: scored, failed or cancelled, each end reported once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from distributed import Client, Scheduler, Worker
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from rollart.control.staleness import StalenessWindow
+from rollart.environments import registry
+from rollart.environments.protocol import StepResult
+from rollart.rewards.worker import RewardPlugin
+from rollart.rollout.dispatcher import Dispatcher, Ended
+from rollart.rollout.episode import EpisodeFailed, Limits
+from rollart.rollout.reader import StoredTrajectories
+from rollart.rollout.worker import EnvironmentPlugin, RolloutPlan, TaskPlan
+from rollart.types import Attempt, Episode, SamplingTransform
+
+PATIENCE_S = 60.0
+
+
+class Scripted:
+    """Plays itself, and scores 1 in its only turn."""
+
+    async def reset(self, seed: int) -> str:
+        return "say x"
+
+    async def step(self, action: str) -> StepResult:
+        return StepResult("", 1.0, terminated=True)
+
+    async def close(self) -> None:
+        return None
+
+    def script(self, rng: random.Random) -> str:
+        return "x"
+
+
+class Broken(Scripted):
+    async def reset(self, seed: int) -> str:
+        raise OSError("the simulator is gone")
+
+
+class Endless(Scripted):
+    """Starts, says so in `resets`, and never goes on."""
+
+    resets: asyncio.Queue[int]
+
+    async def reset(self, seed: int) -> str:
+        self.resets.put_nowait(seed)
+        await asyncio.Event().wait()
+        return ""
+
+
+@dataclass
+class Cluster:
+    """A scheduler and one worker with both resources, in this process, and a dispatcher on them."""
+
+    scheduler: Scheduler
+    client: Client
+    dispatcher: Dispatcher
+
+    async def ends(self, count: int) -> list[Ended]:
+        """The next `count` ends."""
+        found: list[Ended] = []
+        async with asyncio.timeout(PATIENCE_S):
+            async for ended in self.dispatcher.ended():
+                found += ended
+                if len(found) >= count:
+                    break
+        return found
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
+    kinds = {"frozen_lake": Scripted, "broken": Broken, "endless": Endless}
+    for name, kind in kinds.items():
+        monkeypatch.setitem(registry.NAMES, name, f"{__name__}:{kind.__name__}")
+    monkeypatch.setattr(Endless, "resets", asyncio.Queue(), raising=False)
+    plan = RolloutPlan(
+        str(tmp_path), {}, str(_policy(tmp_path / "policy")), 0, 0, StalenessWindow(1),
+        {n: TaskPlan(n, {}, Limits(1, 4, 64), SamplingTransform(), "loop", "GENERATE") for n in kinds}, SamplingTransform(), flush_s=0.01,
+    )  # fmt: skip
+    resources = dict.fromkeys(kinds, ("PLAY", "JUDGE"))
+    async with (
+        Scheduler(protocol="inproc", dashboard=False) as scheduler,
+        Worker(scheduler.address, nthreads=8, resources={"PLAY": 6, "JUDGE": 2}, dashboard=False) as worker,
+        Client(scheduler.address, asynchronous=True) as client,
+    ):
+        await worker.plugin_add(EnvironmentPlugin(plan), name=EnvironmentPlugin.name)
+        await worker.plugin_add(RewardPlugin(str(tmp_path), {}, dict.fromkeys(kinds, "environment")), name=RewardPlugin.name)
+        dispatcher = Dispatcher(client, resources, "train-20261130-101500-0-ab12cd")  # as a run has it that was given no name
+        yield Cluster(scheduler, client, dispatcher)
+        await dispatcher.close()
+
+
+def _policy(folder: Path) -> Path:
+    """The least that text needs to become tokens."""
+    folder.mkdir()
+    vocabulary = {c: i for i, c in enumerate(["<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": 0}))
+    return folder
+
+
+def plays(task: str, count: int) -> list[Attempt]:
+    return [Attempt(Episode(task, i, "warm_up"), 0) for i in range(count)]
+
+
+def tried(ends: Sequence[Ended]) -> list[Attempt]:
+    return sorted(e.attempt for e in ends)
+
+
+async def test_each_attempt_ends_once_scored_with_its_own_durable_trajectory(cluster: Cluster, tmp_path: Path) -> None:
+    attempts = plays("frozen_lake", 20)
+    cluster.dispatcher.dispatch(attempts)
+    assert cluster.dispatcher.in_flight == 20
+    ends = await cluster.ends(20)
+    assert tried(ends) == attempts and cluster.dispatcher.in_flight == 0
+    read = StoredTrajectories(str(tmp_path))
+    for end in ends:
+        assert end.member is not None and end.error is None
+        assert end.member.receipt.attempt == end.attempt and end.member.score.value == 1.0
+        assert read.read(end.member.receipt).info["actions"] == ["x"]
+
+
+async def test_what_failed_is_reported_with_its_own_error_beside_what_did_not(cluster: Cluster) -> None:
+    bad, good = plays("broken", 3), plays("frozen_lake", 3)
+    cluster.dispatcher.dispatch(bad)
+    cluster.dispatcher.dispatch(good)
+    ends = await cluster.ends(6)
+    assert tried([e for e in ends if e.member is not None]) == good
+    failed = [e for e in ends if e.member is None]
+    assert tried(failed) == bad
+    assert all(isinstance(e.error, EpisodeFailed) and "reset: OSError: the simulator is gone" in str(e.error) for e in failed)
+
+
+async def test_what_is_cancelled_is_forgotten_by_the_scheduler_and_its_end_not_reported(cluster: Cluster) -> None:
+    stuck = plays("endless", 3)
+    cluster.dispatcher.dispatch(stuck)
+    for _ in stuck:
+        await asyncio.wait_for(Endless.resets.get(), PATIENCE_S)
+    await cluster.dispatcher.cancel(stuck[:2])
+    assert cluster.dispatcher.attempts() == stuck[2:]
+    good = plays("frozen_lake", 4)
+    cluster.dispatcher.dispatch(good)
+    assert tried(await cluster.ends(4)) == good
+    keys = [str(k) for k in cluster.scheduler.tasks]
+    assert sorted(k.partition("-")[0] for k in keys if "endless" in k) == ["reward", "trajectory"]  # the third's
+    await cluster.dispatcher.close()
+    assert cluster.dispatcher.in_flight == 0
+
+
+async def test_what_the_cluster_cancels_ends_with_an_error_that_says_so(cluster: Cluster) -> None:
+    (stuck,) = plays("endless", 1)
+    cluster.dispatcher.dispatch([stuck])
+    await asyncio.wait_for(Endless.resets.get(), PATIENCE_S)
+    await cluster.client.cancel([f for pair in cluster.dispatcher._futures.values() for f in pair], force=True)
+    (end,) = await cluster.ends(1)
+    assert end.attempt == stuck and end.member is None and "cancelled" in str(end.error)
+
+
+async def test_another_try_and_another_dispatcher_share_no_result(cluster: Cluster) -> None:
+    (attempt,) = plays("frozen_lake", 1)
+    cluster.dispatcher.dispatch([attempt])
+    cluster.dispatcher.dispatch([attempt.retried()])
+    first = await cluster.ends(2)
+    other = Cluster(cluster.scheduler, cluster.client, Dispatcher(cluster.client, {"frozen_lake": ("PLAY", "JUDGE")}, "another"))
+    other.dispatcher.dispatch([attempt])
+    nonces = [e.member.receipt.nonce for e in first + await other.ends(1) if e.member is not None]
+    assert len(set(nonces)) == 3
