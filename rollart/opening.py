@@ -77,7 +77,10 @@ async def open_session(config: Config, folder: RunFolder, *, resume: bool, mode:
         await _register(stack, client, config, "train", learner_plugin(config, folder))
         ledger, parent = await _ledger(config, folder, trainer, resume)
         kept = ledger.next_step if parent is not None else -1  # without a checkpoint not even version 0 is gone on from
-        abandoned = await asyncio.to_thread(abandon_after, folder.store, kept) if resume else 0
+        abandoned = 0
+        if resume:  # from here on, since a checkpoint that is damaged must leave the run as it was
+            await asyncio.to_thread(folder.keep, config)
+            abandoned = await asyncio.to_thread(abandon_after, folder.store, kept)
         plugins: list[tuple[Stage, WorkerPlugin]] = [
             ("generate", engine_host(config, folder)),
             ("environment", EnvironmentPlugin(rollout_plan(config, folder, ledger.lineage))),

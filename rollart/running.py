@@ -76,8 +76,6 @@ def run_flow(flow: str, config: Config, *, resume: bool, mode: Mode) -> Ended:
         raise MissingResource("\n".join(problems))
     if folder is None:  # made last, so that a run that can't start leaves nothing
         folder = RunFolder.create(config, flow)
-    else:
-        folder.keep(config)
     return asyncio.run(_run(run, config, folder, resume, mode))
 
 
