@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from typing import Any
 
 import dask
 from dask.system import CPU_COUNT
-from distributed import Client, Nanny, Scheduler, SpecCluster, Worker, WorkerPlugin
+from distributed import Client, Nanny, Scheduler, SpecCluster
 
 from rollart.config import Config, ConfigError, HardwareClass
 from rollart.control.affinity import Stage
@@ -57,13 +60,21 @@ def torch_threads(config: Config, cores: int | None = None) -> int:
     return max(1, (cores or CPU_COUNT) // max(1, processes))
 
 
-class Manners(WorkerPlugin):
-    """Leaves Ctrl-C, which the terminal sends to every process, to the one that owns the run."""
+@contextlib.contextmanager
+def interrupts_here() -> Iterator[None]:
+    """Inside, Ctrl-C, which a terminal sends to every process of its group, reaches this process alone and none that is started.
 
-    name = "manners"
-
-    def setup(self, worker: Worker) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Children inherit that this thread blocks the signal, also while they still import; a thread that started before takes it here.
+    """
+    resource_tracker.ensure_running()  # starting it later, with the first child, would unblock the signal
+    over = threading.Event()
+    threading.Thread(target=over.wait, name="takes-interrupts", daemon=True).start()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        over.set()
 
 
 def local_cluster(config: Config, scratch: str) -> SpecCluster:

@@ -11,7 +11,7 @@ from typing import Any
 import cloudpickle
 from distributed import Client, Worker, WorkerPlugin
 
-from rollart.cluster import ClusterWorker, Manners, check_cluster, connect, local_cluster, scratch_folder, torch_threads
+from rollart.cluster import ClusterWorker, check_cluster, connect, interrupts_here, local_cluster, scratch_folder, torch_threads
 from rollart.config import Config, ConfigError
 from rollart.control.affinity import Stage
 from rollart.control.ledger import Ledger
@@ -106,11 +106,15 @@ async def open_session(config: Config, folder: RunFolder, *, resume: bool, mode:
 async def _client(stack: AsyncExitStack, config: Config) -> Client:
     if config.run.scheduler is not None:
         return await stack.enter_async_context(await connect(config.run.scheduler))
+    stack.enter_context(interrupts_here())
     scratch = stack.enter_context(scratch_folder())
-    cluster = await stack.enter_async_context(local_cluster(config, scratch))
-    client = await stack.enter_async_context(Client(cluster, asynchronous=True))
-    await client.register_plugin(Manners())
-    return client
+    starting = asyncio.ensure_future(stack.enter_async_context(local_cluster(config, scratch)))
+    try:
+        cluster = await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await asyncio.wait((starting,))  # what is half started nobody could end
+        raise
+    return await stack.enter_async_context(Client(cluster, asynchronous=True))
 
 
 async def _ledger(config: Config, folder: RunFolder, trainer: Trainer, resume: bool) -> tuple[Ledger, Version | None]:

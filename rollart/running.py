@@ -7,6 +7,7 @@ import io
 import os
 import pkgutil
 import signal
+import sys
 import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -63,6 +64,7 @@ class Stopper:
             self.session.telemetry.note("stopping: finishing the step, saving a checkpoint; Ctrl-C again kills at once")
             self.session.stop.set()
         elif self._main is not None:
+            print("stopping: ending what has started; Ctrl-C again kills at once", file=sys.stderr, flush=True)
             self._main.cancel()
 
 
