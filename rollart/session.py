@@ -195,10 +195,15 @@ class Session:
             self._publishing = None
 
     async def _publish(self, version: Version, parent: Version | None, metadata: dict[str, Any]) -> None:
-        with self.telemetry.stage("publish"):
-            await self.trainer.publish(version, parent, metadata)
-        with self.telemetry.stage("swap"):
-            await self.engines.serve(version)
+        try:
+            with self.telemetry.stage("publish"):
+                await self.trainer.publish(version, parent, metadata)
+            with self.telemetry.stage("swap"):
+                await self.engines.serve(version)
+        except Exception as error:
+            if self._rollout is not None:
+                self._rollout.fail(error)  # it would wait for a version that never comes, until it calls that a stall
+            raise
         if self._rollout is not None:
             self._rollout.advance(version.step)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from rollart.control.ledger import Ledger
 from rollart.rollout.dispatcher import Dispatcher, Ended
 from rollart.types import Attempt, Batch, Member
+
+log = logging.getLogger(__name__)
 
 LEASE_CHECK_S = 1.0
 """How often leases are looked at: they are minutes long, and a look costs a pass over what is in flight."""
@@ -44,8 +47,10 @@ class Rollout:
         self._failures_in_a_row = 0
         self._failure: BaseException | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._open = False
 
     async def __aenter__(self) -> Rollout:
+        self._open = True
         running = self.ledger.running()
         self.ledger.renew(running, time.monotonic())
         for episode in dict.fromkeys(a.episode for a in running):
@@ -55,6 +60,7 @@ class Rollout:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._open = False
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -65,6 +71,11 @@ class Rollout:
         self._served = max(self._served, served)
         self._last_end = time.monotonic()
         self._admit()
+        self._changed.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Something that the rollout depends on has failed for good: `next_batch` raises it instead of waiting for what can't come."""
+        self._failure = error
         self._changed.set()
 
     def awaited(self) -> str:
@@ -96,6 +107,8 @@ class Rollout:
     # ---- inside
 
     def _admit(self) -> None:
+        if not self._open:  # the last version is announced when nothing is to start any more
+            return
         by_task: dict[str, list[Attempt]] = {}
         for attempts in self.ledger.admit(self._served, time.monotonic()):
             by_task.setdefault(attempts[0].episode.task, []).extend(attempts)
@@ -107,8 +120,7 @@ class Rollout:
         try:
             await work
         except Exception as error:  # noqa: BLE001 - kept and raised by next_batch
-            self._failure = error
-            self._changed.set()
+            self.fail(error)
 
     async def _follow(self) -> None:
         async for ended in self.dispatcher.ended():
@@ -146,6 +158,11 @@ class Rollout:
     async def _watch_leases(self) -> None:
         while True:
             await asyncio.sleep(LEASE_CHECK_S)
-            for attempt in self.ledger.overdue(time.monotonic()):
-                await self.dispatcher.cancel([attempt])
+            overdue = self.ledger.overdue(time.monotonic())
+            await self.dispatcher.cancel(overdue)
+            for attempt in overdue:
+                log.warning("%s has not ended within rollout.lease: it counts as failed", attempt)
                 await self._retry(attempt)
+            if overdue:
+                self._admit()
+                self._changed.set()

@@ -50,10 +50,10 @@ class Dispatcher:
         task = attempts[0].episode.task
         environment, reward = self._resources[task]
         label = re.sub("[^a-zA-Z]", "", task)
-        names = [f"{self._namespace}-{a}" for a in attempts]
-        trajectories = self._client.map(
-            trajectory_task, attempts, key=[f"trajectory-{label}-{n}" for n in names], resources={environment: 1}, pure=False, retries=0
-        )
+        # The attempt first: the dashboard's name of a task goes on over words of letters, and a run's name may begin with one.
+        names = [f"{a}-{self._namespace}" for a in attempts]
+        keys = [f"trajectory-{label}-{n}" for n in names]
+        trajectories = self._client.map(trajectory_task, attempts, keys, key=keys, resources={environment: 1}, pure=False, retries=0)
         scores = self._client.map(score_task, trajectories, key=[f"reward-{label}-{n}" for n in names], resources={reward: 1}, pure=False, retries=0)
         for attempt, trajectory, score in zip(attempts, trajectories, scores, strict=True):
             self._futures[attempt] = (trajectory, score)
@@ -91,7 +91,10 @@ class Dispatcher:
         found = {m.receipt.attempt: m for m in members}
         ended = []
         for attempt in attempts:
-            _, score = self._futures.pop(attempt)
+            pair = self._futures.pop(attempt, None)
+            if pair is None:
+                continue  # cancelled while the results came
+            _, score = pair
             error = None if attempt in found else await _error(score)
             ended.append(Ended(attempt, found.get(attempt), error))
         return ended

@@ -75,9 +75,7 @@ class EpisodeRunner:
     async def play_script(self, environment: Environment, attempt: Attempt) -> Trajectory:
         """Lets the environment play itself; its actions stand as the sampled tokens, with log-probability 0 and version 0."""
         if not isinstance(environment, Scripted):
-            raise EpisodeFailed(
-                f"task {attempt.episode.task}: its environment has no script(); set warm_up.play.{attempt.episode.task}.episodes to 0"
-            )
+            raise EpisodeFailed(f"warm_up.episodes.{attempt.episode.task}: the task's environment has no script(); set it to 0")
         return await self._run(environment, attempt, _ScriptedPlay(self, attempt, environment))
 
     async def _run(self, environment: Environment, attempt: Attempt, play: _Play) -> Trajectory:
@@ -91,11 +89,17 @@ class EpisodeRunner:
             observation = await self._call(seconds, "reset", environment.reset, seed)
             outcome: Outcome = "truncated"
             for turn in range(self.limits.max_turns):
-                segment.append_prompt(self.codec.encode(observation, first=turn == 0))
-                room = self.limits.max_tokens - len(segment)
+                prompt = self.codec.encode(observation, first=turn == 0)
+                room = self.limits.max_tokens - len(segment) - len(prompt)
                 if room < 1:
+                    if turn == 0:  # nothing of the policy is in it: it can't be scored, and has no version to be as old as
+                        raise EpisodeFailed(
+                            f"tasks.{attempt.episode.task}.max_tokens: the first prompt has {len(prompt)} tokens and leaves no room for a response "
+                            f"in {self.limits.max_tokens}; raise it"
+                        )
                     outcome = "over_length"
                     break
+                segment.append_prompt(prompt)
                 if self._over_age(segment):
                     outcome = "over_age"
                     break

@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from dask.typing import Key
 from distributed import Worker, WorkerPlugin, get_worker
 
 from rollart.control.staleness import StalenessWindow
@@ -81,6 +82,7 @@ class EnvironmentPlugin(WorkerPlugin):
     def __init__(self, plan: RolloutPlan) -> None:
         self.plan = plan
         self.shared: _Shared | None = None
+        self.running: dict[str, asyncio.Task[Any]] = {}
 
     async def setup(self, worker: Worker) -> None:
         store = ObjectStore(self.plan.run_url, self.plan.storage_options)
@@ -93,6 +95,11 @@ class EnvironmentPlugin(WorkerPlugin):
     async def teardown(self, worker: Worker) -> None:
         if self.shared is not None:
             await self.shared.client.close()
+
+    def transition(self, key: Key, start: str, finish: str, **_: Any) -> None:
+        """Stops a trajectory whose future was cancelled: Dask forgets a coroutine that runs, which would go on in its slot to its end."""
+        if start == "executing" and finish == "released" and key in self.running:
+            self.running[str(key)].cancel()
 
     def push(self, table: EngineTable, newest: int) -> None:
         """Takes over a newer engine table and the newest version (a step) that exists."""
@@ -181,20 +188,28 @@ def _plugin() -> EnvironmentPlugin:
     return get_worker().plugins[PLUGIN]
 
 
-async def trajectory_task(attempt: Attempt) -> Receipt:
-    """One trajectory as one Dask task: plays the attempt to its end and returns a receipt once it is durable."""
-    plugin = _plugin()
+async def trajectory_task(attempt: Attempt, key: str) -> Receipt:
+    """One trajectory as one Dask task, whose key is `key`: plays the attempt to its end and returns a receipt once it is durable."""
+    plugin, this = _plugin(), asyncio.current_task()
+    if this is None:
+        raise EpisodeFailed("a trajectory runs as a task of the worker's event loop")
+    plugin.running[key] = this
+    try:
+        return await plugin.keep(await _played(plugin, attempt))
+    finally:
+        del plugin.running[key]
+
+
+async def _played(plugin: EnvironmentPlugin, attempt: Attempt) -> Trajectory:
     task = plugin.plan.tasks[attempt.episode.task]
     environment = environments.make(task.environment, **task.settings)
     runner = plugin.runner(attempt)
     try:
         if attempt.episode.purpose == "warm_up":
-            trajectory = await runner.play_script(environment, attempt)
-        else:
-            trajectory = await runner.play(environment, attempt, lambda request: plugin.generate(attempt, request))
+            return await runner.play_script(environment, attempt)
+        return await runner.play(environment, attempt, lambda request: plugin.generate(attempt, request))
     finally:
         plugin.forget(attempt)
-    return await plugin.keep(trajectory)
 
 
 async def push_table(table: EngineTable, newest: int, dask_worker: Worker) -> bool:

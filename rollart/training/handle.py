@@ -54,7 +54,7 @@ class Trainer:
 
     async def _run(self, name: str, task: Callable[..., Any], *args: Any, exclusive: bool = False) -> Any:
         future = self._client.submit(
-            task, *args, key=f"{name}-{self._namespace}-{next(self._count)}", workers=[self._address], allow_other_workers=False,
+            task, *args, key=f"{name}-{next(self._count)}-{self._namespace}", workers=[self._address], allow_other_workers=False,
             resources={self._resource: 1} if exclusive else None, pure=False, retries=0,
         )  # fmt: skip
         result = asyncio.ensure_future(_result_of(future))

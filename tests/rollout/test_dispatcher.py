@@ -8,6 +8,7 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from distributed import Client, Scheduler, Worker
@@ -23,7 +24,7 @@ from rollart.rollout.reader import StoredTrajectories
 from rollart.rollout.worker import EnvironmentPlugin, RolloutPlan, TaskPlan
 from rollart.types import Attempt, Episode, SamplingTransform
 
-PATIENCE_S = 60.0
+PATIENCE_S = 20.0
 
 
 class Scripted:
@@ -51,11 +52,15 @@ class Endless(Scripted):
     """Starts, says so in `resets`, and never goes on."""
 
     resets: asyncio.Queue[int]
+    closed: asyncio.Semaphore
 
     async def reset(self, seed: int) -> str:
         self.resets.put_nowait(seed)
         await asyncio.Event().wait()
         return ""
+
+    async def close(self) -> None:
+        self.closed.release()
 
 
 @dataclass
@@ -83,6 +88,7 @@ async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     for name, kind in kinds.items():
         monkeypatch.setitem(registry.NAMES, name, f"{__name__}:{kind.__name__}")
     monkeypatch.setattr(Endless, "resets", asyncio.Queue(), raising=False)
+    monkeypatch.setattr(Endless, "closed", asyncio.Semaphore(0), raising=False)
     plan = RolloutPlan(
         str(tmp_path), {}, str(_policy(tmp_path / "policy")), 0, 0, StalenessWindow(1),
         {n: TaskPlan(n, {}, Limits(1, 4, 64), SamplingTransform(), "loop", "GENERATE") for n in kinds}, SamplingTransform(), flush_s=0.01,
@@ -177,3 +183,38 @@ async def test_another_try_and_another_dispatcher_share_no_result(cluster: Clust
     other.dispatcher.dispatch([attempt])
     nonces = [e.member.receipt.nonce for e in first + await other.ends(1) if e.member is not None]
     assert len(set(nonces)) == 3
+
+
+async def test_the_dashboard_names_tasks_by_stage_and_task_whatever_the_run_is_called(cluster: Cluster) -> None:
+    cluster.dispatcher.dispatch(plays("endless", 2))
+    cluster.dispatcher.dispatch(plays("frozen_lake", 1))
+    await cluster.ends(1)
+    await asyncio.wait_for(Endless.resets.get(), PATIENCE_S)
+    assert set(cluster.scheduler.task_prefixes) == {f"{stage}-{task}" for stage in ("trajectory", "reward") for task in ("endless", "frozenlake")}
+
+
+async def test_what_is_cancelled_while_results_come_is_not_reported_and_breaks_nothing(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = plays("frozen_lake", 3)
+    gather = cluster.client.gather
+
+    async def cancelled_meanwhile(*given: Any, **how: Any) -> Any:
+        found = await gather(*given, **how)
+        await cluster.dispatcher.cancel(attempts[:1])
+        return found
+
+    monkeypatch.setattr(cluster.client, "gather", cancelled_meanwhile)
+    cluster.dispatcher.dispatch(attempts)
+    assert tried(await cluster.ends(2)) == attempts[1:]
+
+
+async def test_what_is_cancelled_stops_and_leaves_its_slot_to_others(cluster: Cluster) -> None:
+    stuck = plays("endless", 6)  # as many as the worker has slots
+    cluster.dispatcher.dispatch(stuck)
+    for _ in stuck:
+        await asyncio.wait_for(Endless.resets.get(), PATIENCE_S)
+    await cluster.dispatcher.cancel(stuck)
+    for _ in stuck:
+        await asyncio.wait_for(Endless.closed.acquire(), PATIENCE_S)
+    good = plays("frozen_lake", 2)
+    cluster.dispatcher.dispatch(good)
+    assert tried(await cluster.ends(2)) == good

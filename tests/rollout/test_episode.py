@@ -95,6 +95,13 @@ async def test_seeds_follow_from_the_attempt_alone_and_a_retry_draws_the_same() 
     assert environment.seed == environment_seed(5, ATTEMPT.episode)
 
 
+class Talker(Echo):
+    """Answers at length."""
+
+    def step(self, action: str) -> StepResult:
+        return StepResult("cdefghijklmnop")
+
+
 async def test_over_age_work_stops_at_the_next_turn() -> None:
     newest = iter([3, 4, 4])
     policy = Policy([3, 3, 3])
@@ -110,7 +117,19 @@ async def test_limits_end_an_episode_and_bound_each_response() -> None:
     tokens = await runner(limits=Limits(9, 4, 8)).play(Echo(9), ATTEMPT, policy)
     assert tokens.outcome == "over_length"
     assert [r.max_new_tokens for r in policy.requests] == [4, 3]  # 2 of 8 are the prompt's, then 5 are used
-    assert len(tokens.segments[0]) == 8
+    assert len(tokens.segments[0]) == 7  # one more observation would leave no room
+
+
+async def test_no_trajectory_outgrows_its_limit_by_an_observation_that_nothing_answers() -> None:
+    played = await runner(limits=Limits(9, 2, 8)).play(Talker(), ATTEMPT, Policy([0] * 9))
+    assert played.outcome == "over_length" and len(played.turns) == 1 and len(played.segments[0]) <= 8
+
+
+async def test_a_first_prompt_that_leaves_no_room_fails_and_names_the_field() -> None:
+    policy = Policy([0])
+    with pytest.raises(EpisodeFailed, match=rf"tasks.{ATTEMPT.episode.task}.max_tokens: the first prompt has \d+ tokens .* in 2; raise it"):
+        await runner(limits=Limits(9, 1, 2)).play(Echo(9), ATTEMPT, policy)
+    assert policy.requests == []
 
 
 async def test_what_the_environment_raises_is_its_failure_and_it_is_closed() -> None:

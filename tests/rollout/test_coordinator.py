@@ -1,0 +1,157 @@
+"""The coordinator between a real ledger and a cluster that does as it is told: what it starts, stops, tries again and raises."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import pytest
+
+from rollart.control.ledger import FailurePolicy, Ledger, TaskQuota
+from rollart.control.staleness import StalenessWindow
+from rollart.rollout import coordinator
+from rollart.rollout.coordinator import Rollout, RolloutFailed, Stalled
+from rollart.rollout.dispatcher import Ended
+from rollart.types import Attempt, Member, Outcome, Receipt, Score
+
+PATIENCE_S = 20.0
+
+
+class Cluster:
+    """Stands in for the dispatcher: keeps what is dispatched in `open` until a test ends it."""
+
+    def __init__(self) -> None:
+        self.open: list[Attempt] = []
+        self.dispatched: list[Attempt] = []
+        self._ends: asyncio.Queue[list[Ended]] = asyncio.Queue()
+        self._news = asyncio.Event()
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.open)
+
+    def attempts(self) -> list[Attempt]:
+        return list(self.open)
+
+    def dispatch(self, attempts: Sequence[Attempt]) -> None:
+        self.open += attempts
+        self.dispatched += attempts
+        self._news.set()
+
+    async def cancel(self, attempts: Sequence[Attempt]) -> None:
+        self.open = [a for a in self.open if a not in attempts]
+        self._news.set()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Returns once `holds`, looking whenever something was dispatched or cancelled."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not holds():
+                self._news.clear()
+                await self._news.wait()
+
+    async def close(self) -> None:
+        self.open = []
+
+    async def ended(self) -> AsyncIterator[list[Ended]]:
+        while True:
+            yield await self._ends.get()
+
+    def score(self, attempts: Sequence[Attempt], version: int = 0, outcome: Outcome = "terminated") -> None:
+        self._end([Ended(a, _member(a, version, outcome), None) for a in attempts])
+
+    def fail(self, attempts: Sequence[Attempt], error: str = "the engine is gone") -> None:
+        self._end([Ended(a, None, RuntimeError(error)) for a in attempts])
+
+    def _end(self, ends: list[Ended]) -> None:
+        self.open = [a for a in self.open if a not in {e.attempt for e in ends}]
+        self._ends.put_nowait(ends)
+
+
+def _member(attempt: Attempt, version: int, outcome: Outcome) -> Member:
+    receipt = Receipt(attempt, str(attempt), 0, "f", 0, outcome, version, version, 4, 2, 1)
+    return Member(receipt, Score(attempt, receipt.nonce, float(attempt.member)))
+
+
+def rollout(cluster: Cluster, alpha: int = 0, lease_s: float = 1000.0, stall_s: float = 1000.0) -> Rollout:
+    """One task, two groups of two a batch, two tries at a member."""
+    ledger = Ledger([TaskQuota("lake", 2, 2, 2)], StalenessWindow(alpha), FailurePolicy(2, lease_s))
+    return Rollout(ledger, cluster, stall_s=stall_s, served=0)  # type: ignore[arg-type]
+
+
+async def soon(work: object) -> object:
+    return await asyncio.wait_for(work, PATIENCE_S)  # type: ignore[arg-type]
+
+
+async def test_a_batch_comes_of_what_was_scored_and_a_new_version_starts_more() -> None:
+    cluster = Cluster()
+    async with rollout(cluster) as running:
+        assert len(cluster.open) == 4 and running.awaited() == "2 groups of lake"
+        cluster.score(cluster.open)
+        batch = await soon(running.next_batch())
+        assert [g.episode.index for g in batch.groups] == [0, 1] and cluster.open == []  # type: ignore[attr-defined]
+        running.advance(1)
+        assert [a.episode.index for a in cluster.open] == [2, 2, 3, 3]
+    assert cluster.open == []
+
+
+async def test_a_version_that_comes_after_the_end_starts_nothing() -> None:
+    cluster = Cluster()
+    async with rollout(cluster) as running:
+        cluster.score(cluster.open)
+        await soon(running.next_batch())
+    running.advance(1)
+    assert cluster.open == [] and len(cluster.dispatched) == 4
+
+
+async def test_what_failed_is_tried_again_and_given_up_with_its_group() -> None:
+    cluster = Cluster()
+    async with rollout(cluster) as running:
+        first = cluster.open[0]
+        waiting = asyncio.create_task(running.next_batch())
+        cluster.fail([first])
+        await cluster.until(lambda: first.retried() in cluster.open)
+        cluster.fail([first.retried()])
+        await cluster.until(lambda: any(a.episode.index == 2 for a in cluster.open))
+        assert [a.episode.index for a in cluster.open] == [1, 1, 2, 2]  # its mate was cancelled, another group came
+        cluster.score(cluster.open)
+        batch = await soon(waiting)
+        assert [g.episode.index for g in batch.groups] == [1, 2]  # type: ignore[attr-defined]
+
+
+async def test_silent_attempts_are_cancelled_when_their_lease_ends_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "LEASE_CHECK_S", 0.001)
+    cluster = Cluster()
+    async with rollout(cluster, lease_s=0.05) as running:
+        silent = list(cluster.open)
+        await cluster.until(lambda: all(a.retried() in cluster.dispatched for a in silent))
+        assert set(cluster.open).isdisjoint(silent)
+        running.ledger.renew(running.ledger.running(), 1e12)
+        cluster.score(cluster.open)
+        await soon(running.next_batch())
+
+
+async def test_failures_without_end_are_raised_with_the_last_ones_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "HOPELESS", 4)
+    cluster = Cluster()
+    async with rollout(cluster) as running:
+        cluster.fail(list(cluster.open), "no space left on device")
+        with pytest.raises(RolloutFailed, match=r"4 attempts in a row failed; the last, train/lake/1/1/0: no space left on device"):
+            await soon(running.next_batch())
+
+
+async def test_a_failed_publication_is_raised_instead_of_a_stall() -> None:
+    cluster = Cluster()
+    async with rollout(cluster) as running:
+        cluster.score(cluster.open)
+        await soon(running.next_batch())
+        waiting = asyncio.create_task(running.next_batch())  # needs version 1, which never comes
+        running.fail(RuntimeError("version 0-1 could not be published"))
+        with pytest.raises(RuntimeError, match="could not be published"):
+            await soon(waiting)
+
+
+async def test_silence_is_told_with_what_is_awaited() -> None:
+    cluster = Cluster()
+    async with rollout(cluster, stall_s=0.0) as running:
+        with pytest.raises(Stalled, match=r"awaited: 2 groups of lake; 4 in flight, such as train/lake/0/0/0"):
+            await soon(running.next_batch())
