@@ -77,7 +77,8 @@ def run(flow: str, config_path: str | None, overrides: tuple[str, ...], dry_run:
     ended = run_flow(flow, config, resume=resume, mode="quiet" if quiet else "auto")
     if ended.error is not None:
         _fail(ended.error, ended.exit_code, as_json)
-    click.echo(ended.table) if not quiet else None
+    if not quiet:
+        click.echo(ended.table)
     if as_json:
         click.echo(json.dumps({"ok": True, "run": ended.url, "exit_code": ended.exit_code, **ended.summary}))
     sys.exit(ended.exit_code)
@@ -150,7 +151,7 @@ def _resumed_config(overrides: list[str]) -> Config:
 
     asked = load(_shipped("quickstart.yaml"), [o for o in overrides if o.startswith("run.")])
     folder = find(asked.run)
-    return parse(folder.config().to_yaml(), [f"run.name={folder.name}", *overrides])
+    return parse(folder.config().to_yaml(), [f"run.name={json.dumps(folder.name)}", *overrides])
 
 
 def _shipped(name: str) -> Path:

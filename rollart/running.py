@@ -21,11 +21,11 @@ from rollart.config import Config, ConfigError
 from rollart.dashboard.metrics import read_metrics
 from rollart.dashboard.progress import Mode
 from rollart.dashboard.report import write_report
+from rollart.dashboard.samples import sample_trajectories
 from rollart.dashboard.summary import summarize
 from rollart.dashboard.summary_table import summary_table
 from rollart.opening import open_session
 from rollart.preparation import check_inputs
-from rollart.rollout.samples import sample_trajectories
 from rollart.rollout.tables import compact, score_table
 from rollart.run import RunFolder
 from rollart.session import Interrupted, Session
@@ -100,18 +100,25 @@ async def _run(run: Flow, config: Config, folder: RunFolder, resume: bool, mode:
                 exit_code, error = FAILED, explain(failure)
     except asyncio.CancelledError:
         exit_code, error = INTERRUPTED, "interrupted before the run began"
-    except (ConfigError, StoreError):
+    except (ConfigError, StoreError) as failure:
         if stopper.session is None:
             raise
-        exit_code, error = FAILED, "the run's end could not be written"
+        exit_code, error = FAILED, error or f"the run's end could not be written: {failure}"
     except Exception as failure:  # noqa: BLE001 - told, and turned into an exit code
-        exit_code, error = FAILED, explain(failure)
+        exit_code, error = FAILED, error or explain(failure)
     if exit_code != DONE or error is not None:
         return Ended(folder.url, exit_code, error=error)
-    held = {receipt.nonce for receipt in session.ledger.held()}
-    await asyncio.to_thread(compact, folder.url, folder.storage_options, held)
-    url, summary, table = await asyncio.to_thread(report_on, folder)
-    return Ended(folder.url, exit_code, f"{table}\nrun: {folder.url}\nreport: {url}", summary)
+    return await asyncio.to_thread(_finish, folder, {receipt.nonce for receipt in session.ledger.held()})
+
+
+def _finish(folder: RunFolder, held: set[str]) -> Ended:
+    """Compacts an ended run's trajectories and reports on it; a store that fails now costs the report, not the run."""
+    try:
+        compact(folder.url, folder.storage_options, held)
+        url, summary, table = report_on(folder)
+    except StoreError as failure:
+        return Ended(folder.url, FAILED, error=f"the run is done, but not its report: {failure}; try `rollart report {folder.url}`")
+    return Ended(folder.url, DONE, f"{table}\nrun: {folder.url}\nreport: {url}", summary)
 
 
 def report_on(folder: RunFolder) -> tuple[str, dict[str, Any], str]:
@@ -127,7 +134,7 @@ def report_on(folder: RunFolder) -> tuple[str, dict[str, Any], str]:
 
 def explain(failure: BaseException) -> str:
     """One line for a failure that says what it is; the whole traceback besides for one that nobody foresaw."""
-    if isinstance(failure, RuntimeError | StoreError | ConfigError):
+    if type(failure).__module__.partition(".")[0] in ("rollart", "storage"):
         return str(failure)
     traceback.print_exception(failure)
     return f"{type(failure).__name__}: {failure}"
