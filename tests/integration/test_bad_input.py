@@ -45,6 +45,7 @@ def test_a_checkpoint_that_is_cut_short_is_named_and_nothing_is_written(finished
     assert contents(folder) == before
 
 
+@pytest.mark.slow
 def test_a_checkpoint_with_one_changed_byte_is_named_and_nothing_is_written(finished: Any) -> None:
     folder = copy_of(finished, "changed")
     (chunk,) = (folder / "checkpoints" / "data").glob("v0-00000002-*/float32/c/0")

@@ -75,7 +75,7 @@ def test_each_number_of_the_printed_reward_table_follows_from_the_trajectories(e
         means = rows[rows["task"] == task].groupby("version")["score"].mean()
         before, after, best = means[0], means[STEPS], means.max()
         (line,) = [line for line in ended.running.printed.splitlines() if line.strip().startswith(task)]
-        found = re.findall(r"[+-]?\d+\.\d+|\d+$", line)
+        found = re.findall(r"[+-]?\d+\.\d+|\d+$", line.rstrip())
         assert found == [f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}", f"{best:.3f}", str(int(means.idxmax()))]
         assert rows[(rows["task"] == task) & (rows["version"] == STEPS)]["episode"].nunique() == 12
     fates = ended.table[ended.table["purpose"] == "train"]["fate"].value_counts()
@@ -127,6 +127,7 @@ def test_dask_reads_the_trajectories_as_one_dataframe(ended: SimpleNamespace) ->
     assert counts.to_dict() == {"chain_sum": 30, "guess_number": 30}
 
 
+@pytest.mark.slow
 def test_a_finished_run_can_be_made_longer(ended: SimpleNamespace) -> None:
     place = ended.place
     shutil.copytree(place.run("whole"), place.run("longer"))
