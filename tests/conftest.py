@@ -206,8 +206,8 @@ class Running:
                 continue
         return found
 
-    def left(self, seconds: float = 0.0) -> list[str]:
-        """The command lines of what is still alive after at most `seconds`."""
+    def left(self, seconds: float = 2.0) -> list[str]:
+        """The command lines of what is still alive after at most `seconds`: the system's own helpers see only then that their owner is gone."""
         _, left = psutil.wait_procs(self.alive(), timeout=seconds)
         return [" ".join(p.cmdline()) for p in self.alive()] if left else []
 

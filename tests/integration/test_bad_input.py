@@ -29,7 +29,7 @@ def copy_of(place: Any, name: str) -> Path:
 def one_line_of(running: Any) -> str:
     """What a refused run said: a single line, with exit code 2 and no process left."""
     assert running.wait() == 2, running.heard
-    assert running.left(seconds=2.0) == []
+    assert running.left() == []
     lines = [line for line in running.heard.splitlines() if line]
     assert len(lines) == 1, running.heard
     return lines[0]
