@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import os
 import pkgutil
@@ -11,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from typing import Any
 
 import psutil
@@ -141,9 +143,9 @@ def explain(failure: BaseException) -> str:
 
 
 def kill_children() -> None:
-    """Kills every process below this one, at once."""
+    """Kills every process below this one, at once, but for the one that removes the semaphores of the others: it ends by itself."""
+    tracker = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]  # there is no public word for it
     for child in psutil.Process().children(recursive=True):
-        try:
-            child.kill()
-        except psutil.NoSuchProcess:
-            continue
+        if child.pid != tracker:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
