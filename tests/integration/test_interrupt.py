@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 ENDLESS = "train.steps=100000"
@@ -60,11 +62,14 @@ def test_what_a_resumed_run_trained_on_it_trained_on_once_and_inside_the_window(
 def test_ctrl_c_twice_kills_everything_at_once(place: Any) -> None:
     running = place.start("twice", ENDLESS)
     running.says("training step 1/")
+    semaphores = {Path(m.path) for m in psutil.Process(running.process.pid).memory_maps() if "/dev/shm/sem." in m.path}
+    assert semaphores
     running.interrupt()
     running.says("Ctrl-C again kills at once")
     running.interrupt()
     assert running.wait() == 130
     assert running.left() == []
+    assert [s for s in semaphores if s.exists()] == []
     assert "Traceback" not in running.heard
 
 
