@@ -26,3 +26,14 @@ async def test_a_parameter_that_would_be_ignored_is_refused(wire, parameter):
     status, answer = await wire.post("/generate", {"input_ids": [5], "sampling_params": parameter})
     assert status == 400
     assert next(iter(parameter)) in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("parameter", [{"top_k": 2**70}, {"top_p": 1e-300}, {"temperature": 1e300}, {"sampling_seed": -(2**200)}])
+async def test_a_number_that_its_arrays_cannot_hold_is_served(wire, parameter):
+    assert len((await wire.generate([5, 6], 4, **parameter))["output_ids"]) == 4
+
+
+async def test_a_path_that_no_file_system_takes_is_refused(wire):
+    status, answer = await wire.post("/update_weights_from_disk", {"model_path": "/" + "a" * 5000})
+    assert (status, answer["success"]) == (400, False)
+    assert "cannot be listed: File name too long" in answer["message"]

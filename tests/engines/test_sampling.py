@@ -54,7 +54,14 @@ def test_frequencies_are_the_probabilities_that_are_reported(temperature, cut):
 
 @pytest.mark.parametrize(
     ("cut", "kept"),
-    [({"top_k": 2}, [1, 3]), ({"top_p": 0.4}, [1]), ({"top_p": 0.6}, [1, 3]), ({"min_p": 0.5}, [1, 3]), ({"top_k": 3, "top_p": 0.5}, [1])],
+    [
+        ({"top_k": 2}, [1, 3]),
+        ({"top_p": 0.4}, [1]),
+        ({"top_p": 0.6}, [1, 3]),
+        ({"min_p": 0.5}, [1, 3]),
+        ({"top_k": 3, "top_p": 0.5}, [1]),
+        ({"top_p": 1e-300}, [1]),
+    ],
 )
 def test_cuts_keep_the_set_that_their_definition_names(cut, kept):
     # With top-k first, the 0.45 of token 1 is over half of the remaining 0.85.

@@ -176,6 +176,10 @@ def _without(state, name):
         (lambda s: {**s, "extra": torch.zeros(1)}, "holds extra"),
         (lambda s: {**s, "model.norm.weight": torch.zeros(3)}, r"has shape \(3,\), the model wants \(64,\)"),
         (lambda s: {**s, "model.norm.weight": torch.full((64,), torch.nan)}, "not finite"),
+        (lambda s: {**s, "model.norm.weight": torch.full((64,), 1e300, dtype=torch.float64)}, "not finite in torch.float32"),
+        (lambda s: {**s, "model.norm.weight": torch.ones(64, dtype=torch.int8)}, "of torch.int8, the model wants torch.float32"),
+        (lambda s: {**s, "model.norm.weight": torch.ones(64).to(torch.float8_e4m3fn)}, "of torch.float8_e4m3fn, the model wants"),
+        (lambda s: {**s, "model.norm.weight": torch.ones(64, dtype=torch.complex64)}, "of torch.complex64, the model wants"),
     ],
 )
 def test_weights_that_do_not_fit_are_refused_by_name(tiny, schedule, tmp_path, spoil, says):

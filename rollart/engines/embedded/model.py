@@ -13,6 +13,9 @@ from rollart.engines.embedded.attention import ATTENTION, PackedStep
 
 __all__ = ["PolicyModel", "WeightsError"]
 
+_QUANTISED = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float8_e8m0fnu)
+"""Floating-point types of a single byte, which stand for weights only together with a scale."""
+
 
 class WeightsError(ValueError):
     """A folder holds no weights, unreadable ones, or those of another model; the served weights are untouched."""
@@ -46,9 +49,13 @@ class PolicyModel:
     def stage(self, folder: Path) -> dict[str, Tensor]:
         """Reads the weights in `folder` into memory, in this model's names, shapes, type and device; safe beside a running step.
 
-        WeightsError if there are none, one is missing, one is unknown, a shape differs, or values are not finite.
+        WeightsError if there are none, one is missing, one is unknown, a shape or the kind of number differs, or values are not finite in
+        the model's type.
         """
-        files = sorted(folder.glob("*.safetensors"))
+        try:
+            files = sorted(folder.glob("*.safetensors"))
+        except OSError as error:
+            raise WeightsError(f"{folder} cannot be listed: {error.strerror}") from error
         if not files:
             raise WeightsError(f"{folder} holds no model.safetensors")
         wanted, aliases = self._wanted()
@@ -62,11 +69,14 @@ class PolicyModel:
                             raise WeightsError(f"{file.name} holds {name}, which {type(self._model).__name__} has not")
                         if tensor.shape != wanted[name].shape:
                             raise WeightsError(f"{name} has shape {tuple(tensor.shape)}, the model wants {tuple(wanted[name].shape)}")
-                        if not bool(torch.isfinite(tensor).all()):
-                            # NaN would outlive these weights in the KV cache: even a masked key takes part as 0 * value.
-                            raise WeightsError(f"{name} holds values that are not finite")
+                        if tensor.is_floating_point() != wanted[name].is_floating_point() or tensor.is_complex() or tensor.dtype in _QUANTISED:
+                            # Codes of a quantised format would pass for weights without the scales that give them their meaning.
+                            raise WeightsError(f"{name} is of {tensor.dtype}, the model wants {wanted[name].dtype}")
                         # A copy: what the reader returns may be a view of the file, and the folder goes away.
                         staged[name] = tensor.to(device=self.device, dtype=wanted[name].dtype, copy=True)
+                        if not bool(torch.isfinite(staged[name]).all()):
+                            # NaN would outlive these weights in the KV cache: even a masked key takes part as 0 * value.
+                            raise WeightsError(f"{name} holds values that are not finite in {wanted[name].dtype}")
             except (SafetensorError, OSError) as error:
                 raise WeightsError(f"{file} cannot be read: {error}") from error
         missing = sorted(set(wanted) - set(staged))

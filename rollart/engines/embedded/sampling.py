@@ -56,7 +56,9 @@ def _cut(scaled: Tensor, rows: RowTransforms) -> Tensor:
     p = ordered.softmax(-1)
     # A token stays while what stands before it has less than top_p: the one that crosses the bound is kept.
     top_p = torch.from_numpy(rows.top_p).to(device).unsqueeze(1)
-    ordered = ordered.masked_fill((p.cumsum(-1) - p >= top_p) & (top_p < 1.0), -torch.inf)
+    dropped = (p.cumsum(-1) - p >= top_p) & (top_p < 1.0)
+    dropped[:, 0] = False  # a top_p so small that float32 rounds it to 0 keeps the likeliest token like any other
+    ordered = ordered.masked_fill(dropped, -torch.inf)
     min_p = torch.from_numpy(rows.min_p).to(device).unsqueeze(1)
     ordered = ordered.masked_fill(p < min_p * p[:, :1], -torch.inf)
     return torch.empty_like(ordered).scatter_(1, order, ordered)

@@ -16,6 +16,9 @@ __all__ = ["AbortBody", "BadRequest", "GenerateBody", "PauseBody", "UpdateBody",
 DETERMINISTIC_SEED = 42
 """What SGLang takes under deterministic inference where a request names no seed."""
 
+_FLATTEST = 3e38
+"""The largest temperature that float32 holds, roughly."""
+
 
 class BadRequest(ValueError):
     """A body that cannot be served, in the words of the 400 that answers it."""
@@ -76,13 +79,13 @@ class GenerateBody(_Body):
         if len(self.input_ids) + s.max_new_tokens > max_length:
             raise BadRequest(f"{len(self.input_ids)} prompt tokens and max_new_tokens {s.max_new_tokens} exceed the engine's length of {max_length}")
         unseeded = DETERMINISTIC_SEED if deterministic else secrets.randbits(63)
-        # SGLang reads a tiny temperature as greedy.
-        temperature = 0.0 if s.temperature < 1e-6 else s.temperature
+        # SGLang reads a tiny temperature as greedy; one beyond what the engine computes in is as flat as the largest there.
+        temperature = 0.0 if s.temperature < 1e-6 else min(s.temperature, _FLATTEST)
         return Request(
             rid=self.rid or secrets.token_hex(16),
             prompt=tuple(self.input_ids),
             max_new_tokens=s.max_new_tokens,
-            transform=SamplingTransform(temperature=temperature, top_p=s.top_p, top_k=s.top_k, min_p=s.min_p),
+            transform=SamplingTransform(temperature=temperature, top_p=s.top_p, top_k=min(s.top_k, vocabulary), min_p=s.min_p),
             seed=unseeded if s.sampling_seed is None else s.sampling_seed,
             stop_token_ids=frozenset(s.stop_token_ids or ()) | (frozenset() if s.ignore_eos else eos),
             extra_key=self.extra_key,
