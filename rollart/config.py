@@ -15,8 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from rollart.control.affinity import STAGES, AffinityMap, Stage
 from rollart.control.ledger import FailurePolicy, TaskQuota
 from rollart.control.staleness import StalenessWindow
-from rollart.training.settings import LearnerSettings, OptimiserSettings
+from rollart.training.settings import DEVICE, LearnerSettings, OptimiserSettings
 from rollart.types import SamplingTransform
+from rollart.yaml_text import WrongYaml, read_yaml
 
 RunIn = Literal["loop", "thread"]
 
@@ -26,15 +27,15 @@ class ConfigError(ValueError):
 
 
 class Section(BaseModel):
-    """Base of every section: unknown keys are refused, values are not coerced silently, nothing changes after loading."""
+    """Base of every section: unknown keys are refused, and so are numbers that are not finite; nothing changes after loading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class RunSettings(Section):
     """Which run this is and where its folder lies."""
 
-    root: str = Field("runs", description="folder that holds the runs: a path or any fsspec URL (s3://bucket/runs)")
+    root: str = Field("runs", min_length=1, description="folder that holds the runs: a path or any fsspec URL (s3://bucket/runs)")
     name: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="the run's name; default: the flow and the time")
     storage_options: dict[str, Any] = Field(
         default_factory=dict, description="fsspec options of `root` (never credentials: they come from the environment)"
@@ -66,6 +67,15 @@ class TinyPolicy(Section):
     heads: int = Field(4, ge=1, description="attention heads")
     intermediate_size: int = Field(352, ge=16, description="width of the feed-forward layer")
     max_length: int = Field(512, ge=32, description="positions, in tokens")
+
+    @model_validator(mode="after")
+    def _pairs(self) -> TinyPolicy:
+        if self.hidden_size % (2 * self.heads):
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is no multiple of {2 * self.heads}, twice the heads, since rotary positions work on pairs: "
+                "change hidden_size or heads"
+            )
+        return self
 
 
 class PolicySettings(Section):
@@ -108,7 +118,7 @@ class TaskSettings(Section):
     environment: str = Field(description="a registered environment's name, or `module:Class`")
     settings: dict[str, Any] = Field(default_factory=dict, description="the environment's own settings")
     reward: str = Field("environment", description="a registered verifier's name, or `module:function`")
-    weight: float = Field(1.0, gt=0, description="share of the groups of a batch, relative to the other tasks")
+    weight: float = Field(1.0, gt=0, le=1e6, description="share of the groups of a batch, relative to the other tasks")
     group_size: int = Field(8, ge=2, description="trajectories a group (G)")
     min_members: int | None = Field(None, ge=2, description="survivors below which a group is dropped whole; default: group_size")
     max_turns: int = Field(1, ge=1, description="turns after which an episode is cut off")
@@ -185,7 +195,7 @@ class EngineSettings(Section):
     max_length: int = Field(512, ge=32, description="tokens a request may reach, prompt included")
     chunk: int = Field(1024, ge=1, description="prompt tokens of one pass, over all requests")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="number format of the weights")
-    device: str = Field("cpu", description="torch device")
+    device: str = Field("cpu", pattern=DEVICE, description="torch device")
     kv: Literal["recomputed", "kept"] = Field("recomputed", description="what happens to the KV cache of responses in flight at a weight swap")
 
 
@@ -293,11 +303,9 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Config:
 def parse(text: str, overrides: list[str] | None = None, source: str = "configuration") -> Config:
     """The configuration that YAML `text` and `overrides` say."""
     try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-        raise ConfigError(f"{source}:{where} is no valid YAML ({getattr(error, 'problem', error)}); mend that line") from error
+        data = read_yaml(text)
+    except WrongYaml as error:
+        raise ConfigError(f"{source}:{error.where} is no valid YAML ({error}); mend that line") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{source}: must be a mapping of sections ({', '.join(Config.model_fields)}), found {type(data).__name__}")
     for override in overrides or []:
@@ -321,6 +329,9 @@ def _differing(old: Any, new: Any, path: str = "") -> list[str]:
     return [] if old == new else [path]
 
 
+_NUMBER = re.compile(r"[0-9]{1,9}")
+
+
 def _set(data: dict[str, Any], override: str) -> None:
     """Applies one `a.b=c`; `c` is read as YAML, a number in the path indexes a list, a name in a list finds the item of that name."""
     path, sign, value = override.partition("=")
@@ -337,14 +348,14 @@ def _set(data: dict[str, Any], override: str) -> None:
         else:
             here = _item(here, key, where)
     try:
-        parsed = yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--set {override}: {value!r} is no valid YAML value") from error
+        parsed = read_yaml(value)
+    except WrongYaml as error:
+        raise ConfigError(f"--set {override[:80]}: the value is no valid YAML ({error}); quote it if it is text") from error
     if isinstance(parsed, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", parsed):
         parsed = float(parsed)  # YAML 1.1 wants a dot in 1e-3; people don't write one
     if isinstance(here, dict):
         here[last] = parsed
-    elif isinstance(here, list) and last.isdigit() and int(last) < len(here):
+    elif isinstance(here, list) and _NUMBER.fullmatch(last) and int(last) < len(here):
         here[int(last)] = parsed
     else:
         raise ConfigError(f"--set {override}: {'.'.join(parents)} holds no field {last!r}; name a section's field")
@@ -352,7 +363,7 @@ def _set(data: dict[str, Any], override: str) -> None:
 
 def _item(here: Any, key: str, where: str) -> Any:
     if isinstance(here, list):
-        if key.isdigit() and int(key) < len(here):
+        if _NUMBER.fullmatch(key) and int(key) < len(here):
             return here[int(key)]
         for item in here:
             if isinstance(item, dict) and item.get("name") == key:

@@ -46,6 +46,17 @@ def test_a_shipped_configuration_loads_and_names_what_exists(path: Path) -> None
         ("tasks.nowhere.weight=2", "--set tasks.nowhere: there is no such entry"),
         ("train.steps", "--set train.steps: write a path, an equals sign and a value"),
         ("run.name=a/b", "run.name: string should match pattern"),
+        ("run.root=''", "run.root: string should have at least 1 character"),
+        ("policy.tiny.heads=5", "policy.tiny: hidden_size 96 is no multiple of 10, twice the heads"),
+        ("rollout.lease=.inf", "rollout.lease: input should be a finite number"),
+        ("training.optimiser.lr=.inf", "training.optimiser.lr: input should be a finite number"),
+        ("training.optimiser.betas=[0.9, 1]", "training.optimiser.betas: each must be at least 0 and under 1, got (0.9, 1.0)"),
+        ("training.model.device=banana", "training.model.device: string should match pattern"),
+        ("engine.device=banana", "engine.device: string should match pattern"),
+        ("tasks.0.weight=1e308", "tasks.0.weight: input should be less than or equal to"),
+        ("tasks.\u00b2.weight=1", "--set tasks.\u00b2: there is no such entry"),
+        ("run.name=2024-13-45", "the value is no valid YAML (ValueError in a number, a date or a tagged value: month must be in 1..12)"),
+        ("train.steps=" + "9" * 5000, "the value is no valid YAML"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_fields_path_and_a_remedy(override: str, message: str) -> None:
@@ -67,6 +78,31 @@ def test_wrong_yaml_names_the_line(tmp_path: Path) -> None:
         load(path)
     with pytest.raises(ConfigError, match="can't be read"):
         load(tmp_path / "absent.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("train: {steps: 3}\nrun: {}\ntrain: {alpha: 0}\n", "line 3, column 1 is no valid YAML ('train' stands twice)"),
+        ("train: {steps: 3, steps: 4}\n", "line 1, column 19 is no valid YAML ('steps' stands twice)"),
+        ("tasks: &t [*t]\n", "found unconstructable recursive node"),
+        ("[" * 5000, "nested too deeply"),
+        ("run: \x00\n", "character #x0000 is not allowed"),
+        ("run: !!timestamp x\n", "in a number, a date or a tagged value"),
+        ("run: !!bool x\n", "in a number, a date or a tagged value"),
+        ("run: !!python/object/apply:os.getcwd []\n", "could not determine a constructor"),
+    ],
+)
+def test_yaml_that_says_a_thing_twice_or_nothing_that_can_be_read_is_one_line(text: str, says: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse(text)
+    assert says in str(refused.value) and len(str(refused.value).splitlines()) == 1
+
+
+def test_a_merged_key_may_be_said_again() -> None:
+    text = QUICKSTART.replace("evaluate: {", "evaluate: {<<: {every: 7}, ").replace("train: {", "train: {<<: {alpha: 0, max_skipped: 4}, ", 1)
+    config = parse(text)
+    assert (config.evaluate.every, config.train.alpha, config.train.max_skipped) == (50, 1, 4)
 
 
 def test_overrides_reach_lists_by_name_and_read_numbers_as_people_write_them() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 __all__ = [
     "AdvantageName", "AdvantageSettings", "BatchSettings", "Decay", "Denominator", "LearnerSettings", "LossName", "LossSettings",
@@ -15,10 +15,12 @@ AdvantageName = Literal["grpo"]
 LossName = Literal["decoupled_ppo", "ppo_clip"]
 Decay = Literal["constant", "linear", "cosine"]
 Denominator = Literal["token", "trajectory"]
+DEVICE = r"^(cpu|cuda|mps|xpu)(:[0-9]+)?$"
+"""How a torch device is spelled; whether a worker has it shows on that worker."""
 
 
 class _Settings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class OptimiserSettings(_Settings):
@@ -39,6 +41,13 @@ class OptimiserSettings(_Settings):
     min_lr_share: float = Field(default=0.1, ge=0, le=1, description="learning rate at the end of the decay, as a share of the peak")
     clip_norm: float = Field(default=1.0, gt=0, description="largest L2 norm of the whole gradient; a longer one is scaled down to it")
     max_skips: int = Field(default=3, ge=0, description="optimiser steps in a row that may be skipped since loss or gradient is not finite")
+
+    @field_validator("betas")
+    @classmethod
+    def _decays(cls, betas: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"each must be at least 0 and under 1, got {betas}; correct the value")
+        return betas
 
     def over(self, steps: int) -> OptimiserSettings:
         """The same, with the decay spread over `steps` optimiser steps unless it says otherwise itself."""
@@ -77,7 +86,7 @@ class ModelSettings(_Settings):
     """Precision and place of the policy in the trainer."""
 
     dtype: Literal["float32", "float64", "bfloat16"] = Field(default="float32", description="number format of weights, gradients and optimiser state")
-    device: str = Field(default="cpu", description="torch device of the trainer, such as cpu or cuda:0")
+    device: str = Field(default="cpu", pattern=DEVICE, description="torch device of the trainer, such as cpu or cuda:0")
     threads: int = Field(default=1, gt=0, description="torch threads of the training process")
     seed: int = Field(default=0, ge=0, description="seed of the initial weights where the model's folder holds none")
 
