@@ -70,10 +70,9 @@ async def open_session(config: Config, folder: RunFolder, *, resume: bool, mode:
         trainer_address = _addresses(config, workers, "train")[0]
         trainer = Trainer(client, trainer_address, config.hardware[config.stages["train"]].resource, f"{folder.name}-{id(client):x}")
         if not folder.store.exists(f"{POLICY}/config.json"):
-            await client.submit(
-                prepare_policy_task, config.policy, config.tasks, config.run.seed, folder.child(POLICY), folder.storage_options,
-                workers=[trainer_address], pure=False, retries=0,
-            )  # fmt: skip
+            await trainer.run(
+                "prepare-policy", prepare_policy_task, config.policy, config.tasks, config.run.seed, folder.child(POLICY), folder.storage_options
+            )
         await _register(stack, client, config, "train", learner_plugin(config, folder))
         ledger, parent = await _ledger(config, folder, trainer, resume)
         kept = ledger.next_step if parent is not None else -1  # without a checkpoint not even version 0 is gone on from

@@ -20,12 +20,17 @@ from storage.objects import ObjectStore
 def check_inputs(config: Config) -> None:
     """ConfigError, one line a problem, unless every task's environment can be made, every verifier found, and the policy's folder is one."""
     problems = []
+    if config.run.root.startswith("memory:"):
+        problems.append(f"run.root: {config.run.root} is seen by one process alone, and a run has several; give a path, or a URL that all can reach")
     for task in config.tasks:
         try:
-            registry.make(task.environment, **task.settings)
+            scripted = isinstance(registry.make(task.environment, **task.settings), Scripted)
             rewards.resolve(task.reward)
         except (ValueError, TypeError, ImportError) as error:
             problems.append(f"tasks.{task.name}: {error}")
+            continue
+        if config.warm_up.steps and config.warm_up.episodes.get(task.name) and not scripted:
+            problems.append(f"warm_up.episodes.{task.name}: environment {task.environment!r} has no script() to play by; set it to 0")
     if config.policy.model is not None:
         folder = ObjectStore(config.policy.model, config.run.storage_options)
         missing = [name for name in ("config.json", "tokenizer.json") if not folder.exists(name)]
@@ -33,6 +38,10 @@ def check_inputs(config: Config) -> None:
             problems.append(f"policy.model: {folder.url} has no {' and no '.join(missing)}; give the folder of a Hugging Face causal language model")
     if problems:
         raise ConfigError("\n".join(problems))
+
+
+class EnvironmentBroken(RuntimeError):
+    """An environment can't play the episodes from which a tiny policy's tokenizer learns; the message names the task."""
 
 
 SAMPLE_EPISODES = 200
@@ -65,19 +74,30 @@ def episode_texts(tasks: Sequence[TaskSettings], seed: int) -> Iterator[str]:
     for task in tasks:
         for index in range(SAMPLE_EPISODES):
             rng = random.Random(derive(seed, "tokenizer", task.name, index))
-            environment: Any = registry.make(task.environment, **task.settings)
-            scripted = isinstance(environment, Scripted)
             try:
-                yield _now(environment.reset(rng.getrandbits(31)))
-                for _ in range(task.max_turns if scripted else 0):
-                    action = environment.script(rng)
-                    result: StepResult = _now(environment.step(action))
-                    yield action
-                    yield result.observation
-                    if result.terminated or result.truncated:
-                        break
-            finally:
-                _now(environment.close())
+                texts = list(_texts(task, rng))
+            except (Exception, SystemExit) as error:  # an environment's own code, which may end in anything
+                raise EnvironmentBroken(f"tasks.{task.name}: environment {task.environment!r} raised {type(error).__name__}: {error}") from error
+            wrong = [text for text in texts if not isinstance(text, str)]
+            if wrong:
+                raise EnvironmentBroken(f"tasks.{task.name}: environment {task.environment!r} said {wrong[0]!r}, which is no text")
+            yield from (text.encode(errors="replace").decode() for text in texts)
+
+
+def _texts(task: TaskSettings, rng: random.Random) -> Iterator[Any]:
+    environment: Any = registry.make(task.environment, **task.settings)
+    scripted = isinstance(environment, Scripted)
+    try:
+        yield _now(environment.reset(rng.getrandbits(31)))
+        for _ in range(task.max_turns if scripted else 0):
+            action = environment.script(rng)
+            result: StepResult = _now(environment.step(action))
+            yield action
+            yield result.observation
+            if result.terminated or result.truncated:
+                break
+    finally:
+        _now(environment.close())
 
 
 def _now(value: Any) -> Any:

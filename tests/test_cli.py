@@ -51,6 +51,7 @@ def test_json_prints_one_object_on_the_last_line(tmp_path: Path) -> None:
         ("run.root=/proc/no/such", "can't write to /proc/no/such"),
         ("run.scheduler=tcp://127.0.0.1:1", "run.scheduler: no Dask scheduler answers at tcp://127.0.0.1:1"),
         ("policy={model: /no/such/folder}", "policy.model: /no/such/folder"),
+        ("run.root=memory://here", "run.root: memory://here is seen by one process alone"),
     ],
 )
 def test_what_a_run_cannot_start_with_is_one_line_and_exit_code_2(override: str, says: str, tmp_path: Path) -> None:
@@ -78,3 +79,24 @@ def test_there_must_be_a_run_to_resume_or_report(tmp_path: Path) -> None:
 def test_it_is_reachable_as_a_dask_command(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "dask", "rollart", "run", "--help"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "Runs FLOW from start to end" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("environment", "warm_up", "says"),
+    [
+        ("raise OSError('no disk')", "{steps: 0}", "cannot be imported from 'game:Game': OSError: no disk"),
+        ("def __init__(self): self.levels", "{steps: 0}", "cannot be made with these settings: AttributeError"),
+        (
+            "def __init__(self): pass",
+            "{steps: 2, episodes: {frozen_lake: 4}}",
+            "warm_up.episodes.frozen_lake: environment 'game:Game' has no script()",
+        ),
+    ],
+)
+def test_an_environment_of_the_users_own_that_cannot_work_is_found_before_the_run(environment: str, warm_up: str, says: str, tmp_path: Path) -> None:
+    body = f"    {environment}\n    def reset(self, seed): return ''\n    def step(self, action): return None\n    def close(self): pass\n"
+    (tmp_path / "game.py").write_text(f"class Game:\n{body}")
+    sets = ("run.dashboard_port=0", "tasks.0.environment=game:Game", "tasks.0.settings={}", f"warm_up={warm_up}")
+    done = rollart("run", "train", *(part for s in sets for part in ("--set", s)), cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert says in one_line(done)
+    assert not (tmp_path / "runs").exists()

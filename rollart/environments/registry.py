@@ -26,6 +26,10 @@ class EnvironmentSettingsError(ValueError):
     """An environment refuses its settings; the message names the field."""
 
 
+class EnvironmentFailed(ValueError):
+    """An environment's own code raised where it was made; the message holds what."""
+
+
 class Settings(BaseModel):
     """Base of what a shipped environment can be told: unknown fields are refused, and nothing changes once made."""
 
@@ -39,8 +43,8 @@ def resolve(name: str) -> type[Environment]:
     path = NAMES.get(name, name)
     try:
         found = pkgutil.resolve_name(path)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UnknownEnvironment(f"environment {name!r} cannot be imported from {path!r}: {error}") from error
+    except (Exception, SystemExit) as error:  # importing runs a user's module, which may end in anything
+        raise UnknownEnvironment(f"environment {name!r} cannot be imported from {path!r}: {type(error).__name__}: {error}") from error
     missing = [m for m in ("reset", "step", "close") if not callable(getattr(found, m, None))]
     if not isinstance(found, type) or missing:
         raise UnknownEnvironment(f"{path!r} is no environment class; it lacks {', '.join(missing) or 'being a class'}")
@@ -51,20 +55,30 @@ def make(name: str, **settings: Any) -> Environment:
     """A new environment `name` with `settings`.
 
     A class with a pydantic model as its attribute `Settings` gets that model; any other gets the settings as keyword arguments.
-    Raises UnknownEnvironment, or EnvironmentSettingsError with the field's name.
+    Raises UnknownEnvironment, EnvironmentSettingsError with the field's name, or EnvironmentFailed with what the class raised.
     """
     cls: Any = resolve(name)
     model = getattr(cls, "Settings", None)
     if model is not None:
         try:
-            return cls(model(**settings))
+            return _made(name, cls, model(**settings))
         except ValidationError as error:
             raise EnvironmentSettingsError(f"environment {name!r}: {_first(error)}") from error
     try:
         inspect.signature(cls).bind(**settings)
     except TypeError as error:
         raise EnvironmentSettingsError(f"environment {name!r}: {error}") from error
-    return cls(**settings)
+    return _made(name, cls, **settings)
+
+
+def _made(name: str, cls: Any, *args: Any, **settings: Any) -> Environment:
+    try:
+        made: Environment = cls(*args, **settings)
+    except (ValidationError, EnvironmentSettingsError):
+        raise
+    except (Exception, SystemExit) as error:  # a user's code, which may end in anything
+        raise EnvironmentFailed(f"environment {name!r} cannot be made with these settings: {type(error).__name__}: {error}") from error
+    return made
 
 
 def _first(error: ValidationError) -> str:

@@ -26,20 +26,34 @@ def resolve(name: str) -> Verifier:
     path = NAMES.get(name, name)
     try:
         found = pkgutil.resolve_name(path)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UnknownVerifier(f"verifier {name!r} cannot be imported from {path!r}: {error}") from error
+    except (Exception, SystemExit) as error:  # importing runs a user's module, which may end in anything
+        raise UnknownVerifier(f"verifier {name!r} cannot be imported from {path!r}: {type(error).__name__}: {error}") from error
     if not callable(found):
         raise UnknownVerifier(f"{path!r} is no verifier: it cannot be called")
     return found
 
 
 def verify(name: str, trajectory: Trajectory) -> Verdict:
-    """The verdict of verifier `name`; VerifierFailed if it raises or returns anything but a Verdict of a finite value."""
+    """The verdict of verifier `name`, of plain numbers and text; VerifierFailed if it raises or returns anything but a Verdict of finite ones."""
     verifier = resolve(name)
     try:
         verdict = verifier(trajectory)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise VerifierFailed(f"verifier {name!r} failed on {trajectory.attempt}: {type(error).__name__}: {error}") from error
-    if not isinstance(verdict, Verdict) or not math.isfinite(verdict.value):
-        raise VerifierFailed(f"verifier {name!r} returned {verdict!r} for {trajectory.attempt}; a Verdict with a finite value is needed")
-    return verdict
+    plain = _plain(verdict) if isinstance(verdict, Verdict) else None
+    if plain is None:
+        raise VerifierFailed(
+            f"verifier {name!r} returned {verdict!r} for {trajectory.attempt}; a Verdict with a finite value, finite parts and a text is needed"
+        )
+    return plain
+
+
+def _plain(verdict: Verdict) -> Verdict | None:
+    """The verdict in Python's own numbers and text that has an encoding, since it goes into JSON and Parquet; None if it has no such form."""
+    try:
+        value, parts = float(verdict.value), {str(name): float(part) for name, part in verdict.parts.items()}
+    except (TypeError, ValueError, OverflowError, AttributeError, RuntimeError):  # RuntimeError: a tensor of several values
+        return None
+    if isinstance(verdict.value, str) or not isinstance(verdict.reason, str) or not all(map(math.isfinite, (value, *parts.values()))):
+        return None
+    return Verdict(value, parts, verdict.reason.encode(errors="backslashreplace").decode())

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import inspect
+import json
+import math
 import random
 import time
 import uuid
@@ -86,7 +89,7 @@ class EpisodeRunner:
         info: dict[str, Any] = {}
         seed = environment_seed(self.run_seed, attempt.episode)
         try:
-            observation = await self._call(seconds, "reset", environment.reset, seed)
+            observation = _text(await self._call(seconds, "reset", environment.reset, seed), "reset")
             outcome: Outcome = "truncated"
             for turn in range(self.limits.max_turns):
                 prompt = self.codec.encode(observation, first=turn == 0)
@@ -105,7 +108,7 @@ class EpisodeRunner:
                     break
                 action = await play.act(segment, turn, min(room, self.limits.max_new_tokens), seconds)
                 actions.append(action)
-                result: StepResult = await self._call(seconds, "step", environment.step, action)
+                result = _stepped(await self._call(seconds, "step", environment.step, action))
                 segment.reward_last_turn(result.reward)
                 info = result.info
                 observation = result.observation
@@ -132,7 +135,7 @@ class EpisodeRunner:
             if self.run_in == "thread":
                 return await asyncio.to_thread(function, argument)
             return function(argument)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a program inside may call exit(), which would end the worker
             raise EpisodeFailed(f"environment raised in {stage}: {type(error).__name__}: {error}") from error
         finally:
             seconds[stage] += time.perf_counter() - started
@@ -141,6 +144,30 @@ class EpisodeRunner:
         closing = environment.close()
         if inspect.isawaitable(closing):
             await closing
+
+
+def _text(value: Any, stage: str) -> str:
+    """An observation; EpisodeFailed unless it is text that has an encoding."""
+    if not isinstance(value, str):
+        raise EpisodeFailed(f"environment returned {type(value).__name__} from {stage}, where an observation (str) is needed")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise EpisodeFailed(f"environment returned an observation from {stage} that is no text: {error}") from error
+    return value
+
+
+def _stepped(value: Any) -> StepResult:
+    """What `step` returned; EpisodeFailed unless every part of it can be stored: it shares a file with other trajectories."""
+    if not isinstance(value, StepResult):
+        raise EpisodeFailed(f"environment returned {type(value).__name__} from step, where a StepResult is needed")
+    try:
+        reward, stored = float(value.reward), json.dumps(value.info)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise EpisodeFailed(f"environment returned a reward or an info from step that is no number or no JSON: {error}") from error
+    if not math.isfinite(reward) or not stored.startswith("{"):
+        raise EpisodeFailed(f"environment returned reward {reward} and info {stored[:80]} from step; a finite number and a JSON object are needed")
+    return dataclasses.replace(value, observation=_text(value.observation, "step"), reward=reward)
 
 
 class _Play(Protocol):

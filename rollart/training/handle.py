@@ -52,6 +52,10 @@ class Trainer:
         """Goes on from the newest checkpoint, if there is one, in a new lineage of versions and checkpoints."""
         return await self._run("resume", tasks.resume_task, exclusive=True)
 
+    async def run(self, name: str, task: Callable[..., Any], *args: Any) -> Any:
+        """Another task on the worker that owns the learner, or is to; its result. TrainerLost if the worker ends meanwhile."""
+        return await self._run(name, task, *args)
+
     async def _run(self, name: str, task: Callable[..., Any], *args: Any, exclusive: bool = False) -> Any:
         future = self._client.submit(
             task, *args, key=f"{name}-{next(self._count)}-{self._namespace}", workers=[self._address], allow_other_workers=False,

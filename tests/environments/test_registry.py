@@ -7,7 +7,8 @@ import pytest
 
 from rollart.environments.frozen_lake import FrozenLake
 from rollart.environments.protocol import Scripted, StepResult
-from rollart.environments.registry import NAMES, EnvironmentSettingsError, UnknownEnvironment, make
+from rollart.environments.registry import NAMES, EnvironmentFailed, EnvironmentSettingsError, UnknownEnvironment, make
+from rollart.rewards.registry import UnknownVerifier, resolve
 
 
 class Echo:
@@ -79,3 +80,39 @@ def test_a_worker_that_plays_never_loads_torch():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+class Unmakeable:
+    """A user's environment whose making ends in what its setting says."""
+
+    def __init__(self, how: str = "") -> None:
+        if how == "exit":
+            sys.exit(7)
+        raise FileNotFoundError("levels.json")
+
+    def reset(self, seed: int) -> str:
+        return ""
+
+    def step(self, action: str) -> StepResult:
+        return StepResult("", terminated=True)
+
+    def close(self) -> None: ...
+
+
+def test_what_an_environment_raises_where_it_is_made_is_told_by_its_name():
+    with pytest.raises(EnvironmentFailed, match=r"test_registry:Unmakeable' cannot be made with these settings: FileNotFoundError: levels.json"):
+        make(f"{__name__}:Unmakeable")
+    with pytest.raises(EnvironmentFailed, match="SystemExit: 7"):
+        make(f"{__name__}:Unmakeable", how="exit")
+
+
+@pytest.mark.parametrize(
+    ("code", "says"), [("raise RuntimeError('boom')", "RuntimeError: boom"), ("def (", "SyntaxError"), ("exit(9)", "SystemExit: 9")]
+)
+def test_a_module_that_cannot_be_imported_is_refused_whatever_it_raises(code, says, tmp_path, monkeypatch):
+    (tmp_path / "spoilt_module.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UnknownEnvironment, match=f"'spoilt_module:Game' cannot be imported .*{says}"):
+        make("spoilt_module:Game")
+    with pytest.raises(UnknownVerifier, match=f"'spoilt_module:judge' cannot be imported .*{says}"):
+        resolve("spoilt_module:judge")

@@ -1,7 +1,10 @@
 """What verifiers return, and that their failures are never scores."""
 
+import dataclasses
+import json
 import math
 
+import numpy as np
 import pytest
 
 from rollart.environments.registry import make
@@ -35,6 +38,40 @@ def not_finite(trajectory):
 
 def bare_number(trajectory):
     return 0.5
+
+
+def text_for_a_number(trajectory):
+    return Verdict("1.0")
+
+
+def part_that_is_no_number(trajectory):
+    return Verdict(1.0, {"length": None})
+
+
+def part_that_is_not_finite(trajectory):
+    return Verdict(1.0, {"length": math.inf})
+
+
+def several_values(trajectory):
+    return Verdict(np.zeros(2))
+
+
+def without_a_reason(trajectory):
+    return Verdict(1.0, reason=None)
+
+
+def leaves(trajectory):
+    raise SystemExit(4)
+
+
+def of_arrays(trajectory):
+    return Verdict(np.float32(0.5), {"length": np.int64(3)}, "half \ud800")
+
+
+def test_a_verdict_of_an_array_librarys_numbers_is_made_plain():
+    verdict = verify(f"{__name__}:of_arrays", trajectory())
+    assert verdict == Verdict(0.5, {"length": 3.0}, "half \\ud800")
+    assert json.loads(json.dumps(dataclasses.asdict(verdict)))["parts"] == {"length": 3.0}
 
 
 def test_the_environments_rewards_are_summed_over_turns():
@@ -73,7 +110,13 @@ def test_missing_info_is_an_error_not_a_score():
         verify("reasoning", trajectory())
 
 
-@pytest.mark.parametrize("name", ["broken", "not_finite", "bare_number"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "broken", "not_finite", "bare_number", "text_for_a_number", "part_that_is_no_number", "part_that_is_not_finite", "several_values",
+        "without_a_reason", "leaves",
+    ],
+)  # fmt: skip
 def test_a_verifier_that_raises_or_returns_no_finite_verdict_is_an_error(name):
     with pytest.raises(VerifierFailed, match=name):
         verify(f"{__name__}:{name}", trajectory())

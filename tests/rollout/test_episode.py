@@ -143,6 +143,46 @@ async def test_what_the_environment_raises_is_its_failure_and_it_is_closed() -> 
     assert environment.closed == 1
 
 
+async def test_an_environment_that_exits_fails_its_attempt_and_not_the_worker() -> None:
+    class Leaves(Echo):
+        def step(self, action: str) -> StepResult:
+            raise SystemExit(3)
+
+    for run_in in ("loop", "thread"):
+        with pytest.raises(EpisodeFailed, match="environment raised in step: SystemExit: 3"):
+            await runner(run_in=run_in).play(Leaves(), ATTEMPT, Policy([0]))
+
+
+@pytest.mark.parametrize(
+    ("returned", "says"),
+    [
+        (None, "returned NoneType from step, where a StepResult is needed"),
+        (StepResult("b", reward=float("nan")), "reward nan .* a finite number"),
+        (StepResult("b", reward="much"), "no number or no JSON: could not convert"),
+        (StepResult("b", info={"seen": {1, 2}}), "no JSON: Object of type set"),
+        (StepResult("b", info=None), "info null from step; .* a JSON object"),
+        (StepResult(5), "returned int from step, where an observation"),
+        (StepResult("\ud800"), "an observation from step that is no text"),
+    ],
+)
+async def test_what_step_returns_is_refused_unless_it_can_be_stored(returned: object, says: str) -> None:
+    class Returns(Echo):
+        def step(self, action: str) -> StepResult:
+            return returned  # type: ignore[return-value]
+
+    with pytest.raises(EpisodeFailed, match=says):
+        await runner().play(Returns(), ATTEMPT, Policy([0]))
+
+
+async def test_a_first_observation_that_is_no_text_is_refused() -> None:
+    class Numbers(Echo):
+        def reset(self, seed: int) -> str:
+            return seed  # type: ignore[return-value]
+
+    with pytest.raises(EpisodeFailed, match="returned int from reset, where an observation"):
+        await runner().play(Numbers(), ATTEMPT, Policy([0]))
+
+
 async def test_an_aborted_response_fails_the_attempt() -> None:
     async def aborted(request: GenerateRequest) -> GenerateResult:
         return GenerateResult(request.rid, (), (), (), "abort", 2)
