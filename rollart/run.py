@@ -22,6 +22,10 @@ class RunMissing(ConfigError):
     """There is no run to resume or to report on."""
 
 
+class RunDamaged(ConfigError):
+    """A run's own small files aren't what a run writes."""
+
+
 class RunFolder:
     """Where everything of a run stands: `config.yaml`, `weights/`, `trajectories/`, `ledger/`, `checkpoints/`, `metrics/`, `report.html`."""
 
@@ -42,7 +46,12 @@ class RunFolder:
         """The resolved configuration that the run was started with."""
         if not self.store.exists(CONFIG):
             raise RunMissing(f"{self.url} holds no run (no {CONFIG}); `rollart runs` lists what there is")
-        return parse(self.store.read(CONFIG).decode(), source=self.child(CONFIG))
+        data = self.store.read(CONFIG)
+        try:
+            text = data.decode()
+        except UnicodeDecodeError as error:
+            raise RunDamaged(f"{self.child(CONFIG)} is no UTF-8 text; a run's configuration can't be made again, so start a new run") from error
+        return parse(text, source=self.child(CONFIG))
 
     @classmethod
     def create(cls, config: Config, flow: str) -> RunFolder:
@@ -88,7 +97,7 @@ def names(root: str, storage_options: dict[str, Any] | None = None) -> list[str]
     """The runs under `root`, oldest first."""
     store = ObjectStore(root, storage_options)
     found = [p for p in store.list("") if p.count("/") == 1 and p.endswith(f"/{ABOUT}")]
-    created = {p.partition("/")[0]: json.loads(store.read(p))["created"] for p in found}
+    created = {p.partition("/")[0]: _about(store, p)["created"] for p in found}
     return sorted(created, key=lambda name: created[name])
 
 
@@ -101,7 +110,17 @@ def newest(root: str, storage_options: dict[str, Any] | None = None) -> str | No
 def about(root: str, name: str, storage_options: dict[str, Any] | None = None) -> dict[str, Any]:
     """What a list of runs says of one: name, flow, when it was created (unix seconds), and how far it is (`state`)."""
     store = ObjectStore(f"{root.rstrip('/')}/{name}", storage_options)
-    entry = json.loads(store.read(ABOUT))
+    entry = _about(store, ABOUT)
     steps = [p for p in store.list("ledger") if p.endswith(".json")]
     ended = "reported" if store.exists("report.html") else "not ended"
     return {"name": name, **entry, "steps": len(steps), "state": f"{len(steps)} steps, {ended}"}
+
+
+def _about(store: ObjectStore, path: str) -> dict[str, Any]:
+    """What `run.json` at `path` says: flow and when the run was created; RunDamaged if it says neither."""
+    try:
+        found = json.loads(store.read(path))
+        datetime.datetime.fromtimestamp(found["created"])
+        return {"flow": str(found["flow"]), "created": float(found["created"])}
+    except (ValueError, KeyError, TypeError, OverflowError, OSError, RecursionError) as error:
+        raise RunDamaged(f"{store.url}/{path} is not what a run writes there; remove that folder, or move it elsewhere") from error

@@ -8,7 +8,7 @@ import pytest
 
 from rollart import run
 from rollart.config import Config, ConfigError, parse
-from rollart.run import RunExists, RunFolder, RunMissing
+from rollart.run import RunDamaged, RunExists, RunFolder, RunMissing
 from storage.objects import ObjectStore
 
 QUICKSTART = (Path(__file__).parent.parent / "flows" / "configs" / "quickstart.yaml").read_text()
@@ -109,3 +109,14 @@ def test_only_folders_of_runs_are_listed(root: str) -> None:
     assert run.names(root) == ["r"] and run.about(root, "r")["state"] == "1 steps, not ended"
     store.write("r/report.html", b"")
     assert run.about(root, "r")["state"] == "1 steps, reported"
+
+
+def test_a_run_whose_own_files_are_spoilt_is_named(root: str) -> None:
+    folder = RunFolder.create(configured(root, "run.name=spoilt"), "train")
+    for spoilt in (b"[]", b"{", b'{"flow": "train", "created": 1e300}', b"\xff"):
+        folder.store.write("run.json", spoilt)
+        with pytest.raises(RunDamaged, match=r"spoilt/run.json is not what a run writes there; remove that folder"):
+            run.names(root)
+    folder.store.write("config.yaml", b"\xff\xfe")
+    with pytest.raises(RunDamaged, match=r"spoilt/config.yaml is no UTF-8 text"):
+        folder.config()

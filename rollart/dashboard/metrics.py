@@ -22,6 +22,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from rollart.dashboard.events import EventLog
+from storage.errors import StoreError
 
 __all__ = ["MetricsError", "MetricsWriter", "PIECE_BYTES", "read_metrics"]
 
@@ -29,7 +30,7 @@ PIECE_BYTES = 128 * 1024
 """An object store gets at most this much, and one line, for each line written: some 300 steps a piece."""
 
 
-class MetricsError(RuntimeError):
+class MetricsError(StoreError):
     """The metrics of a run cannot be read or may not be written; the text names the file and says what to do."""
 
 

@@ -15,6 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollart.types import Attempt, Episode, SamplingTransform, Segment, Trajectory, Turn
+from storage.errors import StoreError
+from storage.objects import ObjectStore
 
 FLUSHED = "trajectories/flushed"
 FATES = "trajectories/fates"
@@ -53,6 +55,10 @@ FATE_SCHEMA = pa.schema(
 evaluated, its staleness there, and where its trajectory stands."""
 
 
+class RecordsDamaged(StoreError):
+    """A file of trajectories or fates is cut short, changed, or none of the run's."""
+
+
 class RecordMissing(RuntimeError):
     """A receipt names a trajectory that its file does not hold."""
 
@@ -60,6 +66,15 @@ class RecordMissing(RuntimeError):
 def attempt_columns(attempt: Attempt, nonce: str) -> dict[str, Any]:
     e = attempt.episode
     return {"purpose": e.purpose, "task": e.task, "episode": e.index, "member": attempt.member, "attempt": attempt.number, "nonce": nonce}
+
+
+def read_table(store: ObjectStore, path: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """The Parquet file at `path` of a run; RecordsDamaged if it is none."""
+    data = store.read(path)
+    try:
+        return pq.read_table(io.BytesIO(data), columns=None if columns is None else list(columns))
+    except (pa.ArrowException, OSError) as error:
+        raise RecordsDamaged(f"{store.url}/{path} is no whole Parquet file ({error}); remove it to go on without what it held") from error
 
 
 def encode(trajectories: Sequence[Trajectory]) -> bytes:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollart.control.ledger import Settlement
-from rollart.rollout.records import COMPACTED, FATE_SCHEMA, FATES, FLUSHED, SCHEMA, attempt_columns
+from rollart.rollout.records import COMPACTED, FATE_SCHEMA, FATES, FLUSHED, SCHEMA, attempt_columns, read_table
 from rollart.types import Batch, Member
 from storage.objects import ObjectStore
 
@@ -65,7 +65,7 @@ def abandon_after(store: ObjectStore, step: int) -> int:
     for path in store.list(FATES):
         kind, _, at = path.rpartition("/")[2].removesuffix(".parquet").split("-")
         if int(at) >= step + (kind == "evaluate"):
-            table = pq.read_table(io.BytesIO(store.read(path)))
+            table = read_table(store, path)
             rows = [{**row, "fate": "lineage"} for row in table.to_pylist()]
             marked += sum(row["fate"] != "lineage" for row in table.to_pylist())
             sink = io.BytesIO()
@@ -81,7 +81,7 @@ def score_table(run_url: str, storage_options: Mapping[str, Any] | None = None) 
     A member that was dropped before it left a trajectory is not in it; `fate` is null for one that nothing decided about.
     """
     store = ObjectStore(run_url, storage_options)
-    tables = [pq.read_table(io.BytesIO(store.read(p)), columns=_PLAIN) for p in (*_compacted(store), *store.list(FLUSHED))]
+    tables = [read_table(store, p, _PLAIN) for p in (*_compacted(store), *store.list(FLUSHED))]
     if not tables:
         return pd.DataFrame(columns=[*_PLAIN, "score", "fate", "version", "staleness"])
     # A compaction that was stopped half-way leaves rows in both places.
@@ -95,11 +95,11 @@ def compact(run_url: str, storage_options: Mapping[str, Any] | None = None, unde
     to further files. Returns the number of trajectories joined. Stopped half-way it loses nothing, and can be run again.
     """
     store = ObjectStore(run_url, storage_options)
-    flushed = {p: pq.read_table(io.BytesIO(store.read(p))) for p in store.list(FLUSHED)}
+    flushed = {p: read_table(store, p) for p in store.list(FLUSHED)}
     if not flushed:
         return 0
     parts = _compacted(store)
-    there = {nonce for p in parts for nonce in pq.read_table(io.BytesIO(store.read(p)), columns=["nonce"])["nonce"].to_pylist()}
+    there = {nonce for p in parts for nonce in read_table(store, p, ["nonce"])["nonce"].to_pylist()}
     whole = pa.concat_tables(flushed.values())
     new = [i for i, nonce in enumerate(whole["nonce"].to_pylist()) if nonce not in there and nonce not in undecided]
     whole = whole.take(pa.array(new, pa.int64())).append_column("_row", pa.array(range(len(new)), pa.int64()))
@@ -130,7 +130,7 @@ def _joined(frame: pd.DataFrame, fates: pd.DataFrame) -> pd.DataFrame:
 
 
 def _fates(store: ObjectStore) -> pd.DataFrame:
-    tables = [pq.read_table(io.BytesIO(store.read(p))) for p in store.list(FATES)]
+    tables = [read_table(store, p) for p in store.list(FATES)]
     return (pa.concat_tables(tables) if tables else FATE_SCHEMA.empty_table()).to_pandas()
 
 

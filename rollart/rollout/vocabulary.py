@@ -8,8 +8,10 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from rollart.config import ConfigError
 
-class VocabularyError(ValueError):
+
+class VocabularyError(ConfigError):
     """A policy's folder lacks what is needed to turn text into tokens."""
 
 
@@ -23,7 +25,10 @@ class Vocabulary:
         path = Path(folder) / "tokenizer.json"
         if not path.is_file():
             raise VocabularyError(f"policy.model: {folder} has no tokenizer.json; save the policy's fast tokenizer there")
-        self._tokenizer = Tokenizer.from_file(str(path))
+        try:
+            self._tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises no type of its own
+            raise VocabularyError(f"policy.model: {path} is no tokenizer ({error}); save the policy's fast tokenizer there") from error
         self.eos_ids = _eos_ids(Path(folder))
 
     def encode(self, text: str, first: bool) -> list[int]:
@@ -39,7 +44,10 @@ def _eos_ids(folder: Path) -> tuple[int, ...]:
     for name in ("generation_config.json", "config.json"):
         path = folder / name
         if path.is_file():
-            eos = json.loads(path.read_text()).get("eos_token_id")
+            try:
+                eos = dict(json.loads(path.read_text())).get("eos_token_id")
+            except (ValueError, TypeError) as error:
+                raise VocabularyError(f"policy.model: {path} is no JSON object ({error}); save the policy's configuration there") from error
             if eos is not None:
                 return tuple(eos) if isinstance(eos, list) else (eos,)
     raise VocabularyError(f"policy.model: {folder} names no eos_token_id in generation_config.json or config.json; set it there")

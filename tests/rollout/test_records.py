@@ -7,7 +7,7 @@ import pytest
 
 from rollart.control.ledger import Settlement
 from rollart.rollout.reader import StoredTrajectories
-from rollart.rollout.records import RecordMissing, decode, encode
+from rollart.rollout.records import RecordMissing, RecordsDamaged, decode, encode
 from rollart.rollout.tables import abandon_after, compact, evaluation_rows, score_table, settlement_rows, write_fates
 from rollart.rollout.writer import TrajectoryWriter
 from rollart.types import Attempt, Batch, Episode, Group, Member, Purpose, Receipt, SamplingTransform, Score, Segment, Trajectory
@@ -129,3 +129,14 @@ async def test_what_two_lineages_used_has_the_fate_of_the_later_one(tmp_path: Pa
         settled = [(member.receipt.attempt, member.receipt.nonce, fate)]
         write_fates(store, "train", lineage, 3, settlement_rows(replace(batch, lineage=lineage), Settlement(settled)))
     assert score_table(str(tmp_path)).fate.tolist() == ["trained"]
+
+
+def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
+    store = ObjectStore(str(tmp_path))
+    for spoilt in (b"", b"PAR1", b"PAR1 and more, PAR1"):
+        store.write("trajectories/fates/train-0-00000000.parquet", spoilt)
+        store.write("trajectories/part-00000.parquet", spoilt)
+        with pytest.raises(RecordsDamaged, match=r"trajectories/part-00000.parquet is no whole Parquet file .* remove it"):
+            score_table(str(tmp_path))
+        with pytest.raises(RecordsDamaged, match=r"fates/train-0-00000000.parquet is no whole Parquet file"):
+            abandon_after(store, 0)
