@@ -105,7 +105,7 @@ class Session:
             if episodes:
                 dispatcher.dispatch([Attempt(Episode(task, i, "warm_up"), 0) for i in range(episodes)])
         receipts = []
-        async for ended in dispatcher.ended():
+        async for ended in dispatcher.ended(self.config.run.step_timeout):
             for end in ended:
                 if end.member is None:
                     raise end.error or RuntimeError(f"{end.attempt} ended without a result")
@@ -120,7 +120,8 @@ class Session:
         self.telemetry.phase("evaluating")
         names = [t.name for t in self.config.tasks]
         with self.telemetry.stage("evaluate"):
-            found = await self.unless_stopped(evaluate_version(self.dispatcher(), self.version, names, episodes, self.config.rollout.attempts))
+            work = evaluate_version(self.dispatcher(), self.version, names, episodes, self.config.rollout.attempts, self.config.run.step_timeout)
+            found = await self.unless_stopped(work)
         rows = evaluation_rows(found.members, self.version.lineage, self.version.step)
         await asyncio.to_thread(write_fates, self.folder.store, "evaluate", self.version.lineage, self.version.step, rows)
         self.telemetry.evaluation(self.version.step, found, names)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from rollart.control.ledger import Ledger
-from rollart.rollout.dispatcher import Dispatcher, Ended
+from rollart.rollout.dispatcher import Dispatcher, Ended, Stalled
 from rollart.types import Attempt, Batch, Member
 
 log = logging.getLogger(__name__)
@@ -23,10 +23,6 @@ HOPELESS = 64
 
 class RolloutFailed(RuntimeError):
     """Attempts fail without end; the message holds the last one's error."""
-
-
-class Stalled(RuntimeError):
-    """Nothing has ended for longer than `run.step_timeout`; the message says what is awaited."""
 
 
 class Rollout:

@@ -14,6 +14,10 @@ from rollart.rollout.worker import trajectory_task
 from rollart.types import Attempt, Member
 
 
+class Stalled(RuntimeError):
+    """Nothing has ended for longer than `run.step_timeout`; the message says what is awaited."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ended:
     """An attempt's end: scored (`member`), or failed with `error`."""
@@ -61,10 +65,16 @@ class Dispatcher:
             self._waiters.add(waiter)
             waiter.add_done_callback(self._waiters.discard)
 
-    async def ended(self) -> AsyncIterator[list[Ended]]:
-        """Attempts as they end, all that have ended at a time; goes on for ever."""
+    async def ended(self, stall_s: float | None = None) -> AsyncIterator[list[Ended]]:
+        """Attempts as they end, all that have ended at a time; goes on for ever. Stalled after `stall_s` seconds without any."""
         while True:
-            attempts = [await self._ended.get()]
+            try:
+                attempts = [await asyncio.wait_for(self._ended.get(), stall_s)]
+            except TimeoutError:
+                raise Stalled(
+                    f"no trajectory has ended for {stall_s:.0f} s (run.step_timeout); {self.in_flight} in flight, such as "
+                    f"{next(iter(self._futures), 'none')}; look at the Dask dashboard's task stream and the workers' logs"
+                ) from None
             while not self._ended.empty():
                 attempts.append(self._ended.get_nowait())
             yield await self._collect([a for a in attempts if a in self._futures])

@@ -28,11 +28,13 @@ class Evaluation:
         return sum(m.receipt.attempt.episode.task == task for m in self.members)
 
 
-async def evaluate_version(dispatcher: Dispatcher, version: Version, tasks: Sequence[str], episodes: int, attempts: int) -> Evaluation:
+async def evaluate_version(
+    dispatcher: Dispatcher, version: Version, tasks: Sequence[str], episodes: int, attempts: int, stall_s: float | None = None
+) -> Evaluation:
     """Plays `episodes` held-out episodes of each task, the same ones at every call, on `version`.
 
     The caller keeps the engines on that version. A token of another version voids the attempt; so does a failure. Either is tried again,
-    `attempts` times in all. RolloutFailed if everything fails.
+    `attempts` times in all. RolloutFailed if everything fails, Stalled after `stall_s` seconds in which nothing has ended.
     """
     waiting: set[Attempt] = set()
     for task in tasks:
@@ -43,7 +45,7 @@ async def evaluate_version(dispatcher: Dispatcher, version: Version, tasks: Sequ
     void: list[Episode] = []
     reason = ""
     failures = 0
-    async for ended in dispatcher.ended():
+    async for ended in dispatcher.ended(stall_s):
         for end in ended:
             waiting.discard(end.attempt)
             member = end.member

@@ -18,11 +18,13 @@ from rollart.control.staleness import StalenessWindow
 from rollart.environments import registry
 from rollart.environments.protocol import StepResult
 from rollart.rewards.worker import RewardPlugin
-from rollart.rollout.dispatcher import Dispatcher, Ended
+from rollart.rollout.dispatcher import Dispatcher, Ended, Stalled
 from rollart.rollout.episode import EpisodeFailed, Limits
+from rollart.rollout.evaluation import evaluate_version
 from rollart.rollout.reader import StoredTrajectories
 from rollart.rollout.worker import EnvironmentPlugin, RolloutPlan, TaskPlan
 from rollart.types import Attempt, Episode, SamplingTransform
+from storage.version import Version
 
 PATIENCE_S = 20.0
 
@@ -172,6 +174,17 @@ async def test_what_the_cluster_cancels_ends_with_an_error_that_says_so(cluster:
     await cluster.client.cancel([f for pair in cluster.dispatcher._futures.values() for f in pair], force=True)
     (end,) = await cluster.ends(1)
     assert end.attempt == stuck and end.member is None and "cancelled" in str(end.error)
+
+
+async def test_an_evaluation_in_which_nothing_ends_says_what_it_waits_for(cluster: Cluster) -> None:
+    class Silent(Dispatcher):
+        def dispatch(self, attempts: Sequence[Attempt]) -> None:
+            super().dispatch([Attempt(Episode(a.episode.task, a.episode.index, "warm_up"), a.member) for a in attempts])  # no engine is needed
+
+    silent = Silent(cluster.client, {"endless": ("PLAY", "JUDGE")}, "silent")
+    with pytest.raises(Stalled, match=r"\(run.step_timeout\); 2 in flight, such as warm_up/endless/0/0/0; look at"):
+        await asyncio.wait_for(evaluate_version(silent, Version(0, 0), ["endless"], 2, 3, stall_s=0.2), PATIENCE_S)
+    await silent.close()
 
 
 async def test_another_try_and_another_dispatcher_share_no_result(cluster: Cluster) -> None:
