@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -36,8 +37,23 @@ def check_inputs(config: Config) -> None:
         missing = [name for name in ("config.json", "tokenizer.json") if not folder.exists(name)]
         if missing:
             problems.append(f"policy.model: {folder.url} has no {' and no '.join(missing)}; give the folder of a Hugging Face causal language model")
+        else:
+            problems += _problems_of_model(folder, config.engine.max_length)
     if problems:
         raise ConfigError("\n".join(problems))
+
+
+def _problems_of_model(folder: ObjectStore, max_length: int) -> list[str]:
+    """What the policy's own configuration has against sequences of `max_length` tokens."""
+    try:
+        said = dict(json.loads(folder.read("config.json")))
+    except (ValueError, TypeError) as error:
+        return [f"policy.model: {folder.url}/config.json is no JSON object ({error}); give the folder of a Hugging Face causal language model"]
+    text = said.get("text_config")
+    positions = (text if isinstance(text, dict) else said).get("max_position_embeddings", said.get("n_positions"))
+    if isinstance(positions, int) and positions < max_length:
+        return [f"engine.max_length: {max_length} is over the {positions} positions of policy.model {folder.url}; lower it"]
+    return []
 
 
 class EnvironmentBroken(RuntimeError):

@@ -100,3 +100,20 @@ def test_an_environment_of_the_users_own_that_cannot_work_is_found_before_the_ru
     done = rollart("run", "train", *(part for s in sets for part in ("--set", s)), cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert says in one_line(done)
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        ('{"max_position_embeddings": 128}', "engine.max_length: 256 is over the 128 positions of policy.model"),
+        ('{"n_positions": 64}', "engine.max_length: 256 is over the 64 positions of policy.model"),
+        ('{"text_config": {"max_position_embeddings": 32}}', "engine.max_length: 256 is over the 32 positions of policy.model"),
+        ("[1]", "config.json is no JSON object"),
+        ("{", "config.json is no JSON object"),
+    ],
+)
+def test_a_model_that_cannot_hold_the_sequences_is_found_before_the_run(said: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(said)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    sets = ("run.dashboard_port=0", f"policy={{model: {tmp_path}}}")
+    assert says in one_line(rollart("run", "train", "--dry-run", *(part for s in sets for part in ("--set", s)), cwd=tmp_path))
