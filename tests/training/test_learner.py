@@ -151,7 +151,9 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted_and_too_many_are_an_er
     assert not learner.optimiser.arrays()
 
 
-@pytest.mark.parametrize("fields", [{}, {"loss": {"kl": 0.1}, "batch": {"minibatches": 2}, "optimiser": {"decay": "cosine", "warmup_steps": 3}}])
+@pytest.mark.parametrize(
+    "fields", [{}, {"loss": {"kl": 0.1}, "batch": {"minibatches": 2}, "optimiser": {"decay": "cosine", "warmup_steps": 3, "total_steps": 12}}]
+)
 def test_ten_steps_equal_five_a_save_and_a_load_and_five_bit_for_bit(llama: Path, make_trajectories, fields: dict) -> None:
     batches = [_batch(make_trajectories(seed=step), step, seed=step) for step in range(10)]
     through = Learner(llama, _settings(**fields))
