@@ -65,6 +65,17 @@ class RunFolder:
         folder.store.write(ABOUT, json.dumps({"flow": flow, "created": time.time()}).encode())
         return folder
 
+    def began(self) -> bool:
+        """Whether there is anything of the run but what opening it makes: a version, or a trajectory."""
+        return bool(self.store.list("weights") or self.store.list("trajectories"))
+
+    def discard(self) -> None:
+        """Removes a run that never began: its configuration, its policy's folder and its metrics, which are all that it can have."""
+        for part in ("policy", "metrics"):
+            self.store.delete(part, recursive=True)
+        for name in (ABOUT, CONFIG):
+            self.store.delete(name)
+
     @classmethod
     def resume(cls, config: Config) -> RunFolder:
         """The folder of the run that `config` names, or of the newest one; ConfigError if a field changed that may not."""

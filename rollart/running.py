@@ -80,6 +80,11 @@ def run_flow(flow: str, config: Config, *, resume: bool, mode: Mode) -> Ended:
         raise MissingResource("\n".join(problems))
     if folder is None:  # made last, so that a run that can't start leaves nothing
         folder = RunFolder.create(config, flow)
+        try:
+            return asyncio.run(_run(run, config, folder, resume, mode))
+        finally:
+            if not folder.began():  # its name is free again
+                folder.discard()
     return asyncio.run(_run(run, config, folder, resume, mode))
 
 

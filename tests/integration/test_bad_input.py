@@ -87,3 +87,18 @@ def test_a_port_in_use_is_named(place: Any) -> None:
         said = one_line_of(place.start("port", f"run.dashboard_port={port}"))
     assert "run.dashboard_port" in said and str(port) in said
     assert not place.run("port").exists()
+
+
+def test_a_run_that_fails_before_it_began_leaves_its_name_free(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(place.folder))
+    (place.folder / "broken_lake.py").write_text(
+        "class Lake:\n"
+        "    def reset(self, seed):\n"
+        "        raise OSError('the lake is dry')\n"
+        "    def step(self, action): ...\n"
+        "    def close(self): ...\n"
+    )
+    running = place.start("dry", "tasks.0.environment=broken_lake:Lake", "tasks.0.settings={}", "warm_up.steps=0", "warm_up.episodes={}")
+    assert running.wait() in (2, 3)
+    assert "the lake is dry" in running.heard and running.left() == []
+    assert contents(place.run("dry")) == {}
