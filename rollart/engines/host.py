@@ -116,7 +116,9 @@ class EngineHost(WorkerPlugin):
                 served = await self._client.model_version(process.url)
                 loads = await self._client.loads(process.url)
             except EngineUnreachable as error:
-                raise (error if process.alive else process.died()) from error
+                if process.alive:
+                    raise  # not `from error`: an exception that is its own cause has Dask look for the first cause for ever
+                raise process.died() from error
             if served != str(version):
                 raise EngineRefused(process.url, 200, f"it was given version {version} and says that it serves {served}")
             load = int(loads["running"]) + int(loads["waiting"])

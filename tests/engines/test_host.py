@@ -7,13 +7,14 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from distributed import Client, LocalCluster, get_worker
 
 from rollart.engines.client import EngineClient
-from rollart.engines.errors import EngineDied
+from rollart.engines.errors import EngineDied, EngineUnreachable
 from rollart.engines.host import PLUGIN, EngineHost, EngineSettings, serve_task
 from rollart.engines.router import EngineEntry
 from rollart.types import GenerateRequest, SamplingTransform
@@ -136,3 +137,17 @@ def test_a_worker_without_the_resource_starts_no_engine(store: tuple[str, Path])
         client.register_plugin(EngineHost(EngineSettings(str(folder)), url))
         with pytest.raises(EngineDied, match="none of the resources generate"):
             _serve(client, 0)
+
+
+async def test_an_engine_that_does_not_answer_yet_lives_is_no_cause_of_itself() -> None:
+    host = EngineHost(EngineSettings("nowhere"), "nowhere")
+    host._serving, host._cache, host._client = asyncio.Lock(), object(), EngineClient()  # type: ignore[assignment]
+    host._process = SimpleNamespace(alive=True, url="http://127.0.0.1:9")  # type: ignore[assignment]
+    with pytest.raises(EngineUnreachable) as refused:
+        await host.serve(Version(0, 0))
+    await host._client.close()
+    cause, seen = refused.value, []
+    while cause is not None and cause not in seen:  # as Dask follows it, which would never end on a circle
+        seen.append(cause)
+        cause = cause.__cause__
+    assert cause is None

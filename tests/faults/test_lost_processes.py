@@ -32,6 +32,7 @@ def assert_ended_whole(place: Any, name: str, running: Any) -> None:
     assert evaluated.to_dict() == {(v, t): n for v, n in ((0, 12), (3, 6), (STEPS, 12)) for t in ("guess_number", "chain_sum")}
 
 
+@pytest.mark.slow
 def test_a_run_outlives_its_engine(place: Any) -> None:
     running = place.start("engine", f"train.steps={STEPS}")
     running.says("training step 1/")
@@ -51,6 +52,7 @@ def test_a_run_outlives_its_engine_while_it_evaluates(place: Any) -> None:
     assert_ended_whole(place, "evaluating", running)
 
 
+@pytest.mark.slow
 def test_a_run_outlives_its_environment_worker(place: Any) -> None:
     running = place.start("player", f"train.steps={STEPS}")
     running.says("training step 1/")
