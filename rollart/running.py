@@ -131,7 +131,7 @@ def _finish(folder: RunFolder, held: set[str]) -> Ended:
 def report_on(folder: RunFolder) -> tuple[str, dict[str, Any], str]:
     """Writes the run's report; its URL, the summary's figures, and the summary as a table."""
     rows = score_table(folder.url, folder.storage_options)
-    samples = sample_trajectories(folder)
+    samples = sample_trajectories(folder, rows)
     url = write_report(folder.url, folder.storage_options, rows, samples)
     summary = summarize(read_metrics(folder.url, folder.storage_options), rows)
     text = io.StringIO()

@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 
 from rollart.dashboard.report import Sample
 from rollart.rollout.records import COMPACTED, FLUSHED, from_row
-from rollart.rollout.tables import score_table
 from rollart.rollout.vocabulary import Vocabulary
 from rollart.run import RunFolder
 from rollart.types import Trajectory
@@ -20,9 +19,8 @@ A_TASK = 3
 """Trajectories shown of each task: the last ones of the training, where there are."""
 
 
-def sample_trajectories(folder: RunFolder) -> list[Sample]:
-    """The last few training trajectories of each task, decoded; none while the run has none."""
-    table = score_table(folder.url, folder.storage_options)
+def sample_trajectories(folder: RunFolder, table: pd.DataFrame) -> list[Sample]:
+    """The last few training trajectories of each task in the run's score `table`, decoded; none while the run has none."""
     wanted = table[(table.purpose == "train") & table.score.notna()].sort_values(["last_version", "episode"]).groupby("task").tail(A_TASK)
     keys = {(r.task, r.episode, r.member, r.nonce): r for r in wanted.itertuples()}
     if not keys:
