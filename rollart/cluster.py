@@ -92,17 +92,18 @@ def local_cluster(config: Config, scratch: str) -> SpecCluster:
             "distributed.admin.log-format": "%(message)s",
         }
     )
-    workers = {
-        f"{name}-{i}": {"cls": Nanny, "options": _worker_options(hardware, scratch)}
-        for name, hardware in config.hardware.items()
-        if name in config.affinity.used()
-        for i in range(hardware.workers)
-    }
+    workers = {name: {"cls": Nanny, "options": _worker_options(hardware, scratch)} for name, hardware in _processes(config)}
     scheduler = {
         "cls": Scheduler,
         "options": {"dashboard_address": f"127.0.0.1:{config.run.dashboard_port}", "host": "127.0.0.1", "port": 0},
     }
     return SpecCluster(workers=workers, scheduler=scheduler, asynchronous=True, silence_logs=False)
+
+
+def _processes(config: Config) -> list[tuple[str, HardwareClass]]:
+    """Name and class of each worker process of a local cluster; a class that nothing is mapped to has none."""
+    used = config.affinity.used()
+    return [(f"{name}-{i}", h) for name, h in config.hardware.items() if name in used for i in range(h.workers)]
 
 
 def _worker_options(hardware: HardwareClass, scratch: str) -> dict[str, Any]:
@@ -177,12 +178,7 @@ async def check_cluster(client: Client, config: Config) -> list[ClusterWorker]:
 
 def planned_workers(config: Config) -> list[ClusterWorker]:
     """The workers that `local_cluster` would start."""
-    return [
-        ClusterWorker("local", f"{name}-{i}", {h.resource: h.slots})
-        for name, h in config.hardware.items()
-        if name in config.affinity.used()
-        for i in range(h.workers)
-    ]
+    return [ClusterWorker("local", name, {hardware.resource: hardware.slots}) for name, hardware in _processes(config)]
 
 
 def scratch_folder() -> tempfile.TemporaryDirectory[str]:
