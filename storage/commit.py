@@ -13,7 +13,7 @@ import pydantic_core
 
 from storage import paths
 from storage.errors import Damaged, UnknownFormat, UnsafePath
-from storage.index import ArrayEntry, IndexRefused, ObjectEntry, TensorEntry, check_attempt, check_index
+from storage.index import ArrayEntry, DeltaEntry, IndexRefused, ObjectEntry, TensorEntry, check_attempt, check_index
 from storage.version import Version
 
 JSON = pydantic.JsonValue
@@ -34,9 +34,10 @@ _LARGEST_COMMIT = 256 << 20
 class Commit:
     """One version: what its arrays, tensors and documents are, where it came from, and what its writer says of it (`metadata`).
 
-    `created` is in seconds since 1970. `attempt` names the data's folder. `base` is the version that tensors are stored as
-    changes of, None for a full one. `parent` is the version that training started from. `objects` are Zarr's own
-    metadata objects, `documents` JSON objects by name; keys of both, and of chunks, are relative to the attempt's folder.
+    `created` is in seconds since 1970. `attempt` names the data's folder. `base` is the version that `deltas` are changes of, None
+    for a full one. `parent` is the version that training started from. `objects` are Zarr's own metadata objects, `documents`
+    JSON objects by name; keys of both, and of chunks, are relative to the attempt's folder. `files` are those of the model's
+    folder (config, tokenizer) by name; their keys are relative to the store, since versions share them.
     """
 
     format: int
@@ -50,6 +51,8 @@ class Commit:
     tensors: dict[str, TensorEntry]
     objects: tuple[ObjectEntry, ...] = ()
     documents: dict[str, ObjectEntry] = field(default_factory=dict)
+    files: dict[str, ObjectEntry] = field(default_factory=dict)
+    deltas: dict[str, DeltaEntry] = field(default_factory=dict)
     metadata: dict[str, JSON] = field(default_factory=dict)
 
     @property

@@ -5,8 +5,8 @@ from __future__ import annotations
 from storage.version import Version
 
 __all__ = [
-    "ConditionIgnored", "Damaged", "ObjectMissing", "StoreError", "StoreUnreachable", "TensorMismatch", "UnknownFormat", "UnknownTensor",
-    "UnsafePath", "UnsupportedTensor", "VersionMissing", "VersionTaken",
+    "ConditionIgnored", "Damaged", "ForkedStore", "ObjectMissing", "StoreError", "StoreUnreachable", "TensorMismatch", "UnknownFormat",
+    "UnknownTensor", "UnsafePath", "UnsupportedTensor", "VersionMissing", "VersionTaken",
 ]  # fmt: skip
 
 
@@ -20,6 +20,10 @@ class StoreUnreachable(StoreError):
 
 class ConditionIgnored(StoreUnreachable):
     """The server accepts a write that should happen only if the object is absent, so two publishers could both win."""
+
+
+class ForkedStore(StoreError):
+    """A store is used in a process that was forked after the store was opened."""
 
 
 class ObjectMissing(StoreError):

@@ -52,10 +52,45 @@ class ArrayEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaEntry:
+    """An array of the version that is stored as what changed since the base version's array of the same name.
+
+    `dtype`, `length` and `chunk` are those of that array. Each chunk's values (without padding) are cut into pieces of `segment`
+    bytes, the last one shorter; `sizes` are the bytes of each piece's encoded change, 0 where nothing changed, and `crc32c` the
+    checksums of each piece's values once it is applied, both little-endian uint32 in base64, in order. The encoded changes
+    stand back to back in the uint8 array `stream`, None if nothing changed at all.
+    """
+
+    dtype: str
+    length: int
+    chunk: int
+    segment: int
+    stream: str | None
+    sizes: str = field(repr=False)
+    crc32c: str = field(repr=False)
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a chunk's values."""
+        return self.chunk * ITEMSIZE[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardEntry:
+    """A box of a tensor, from index `start` in each dimension, of `shape`: values of `array` from value `offset`, in row-major order."""
+
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    array: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class TensorEntry:
     """A tensor: `numel` values of `array` from value `offset`, in row-major order, unless it is another name for `alias_of`.
 
-    Empty tensors have array None. `encoding` `raw` means that the values stand there themselves.
+    One that several ranks wrote has `shards` instead, boxes that cover it without overlap, and array None. Empty tensors have
+    neither. `array` names one of the version's arrays or deltas. `encoding` `raw` means that the values stand there themselves.
     """
 
     dtype: str
@@ -65,6 +100,7 @@ class TensorEntry:
     numel: int = 0
     alias_of: str | None = None
     encoding: str = "raw"
+    shards: tuple[ShardEntry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

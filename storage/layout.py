@@ -6,13 +6,23 @@ from storage.version import Version
 
 COMMITS = "commits"
 DATA = "data"
+FILES = "files"
+LEASES = "leases"
 LINEAGES = "lineages"
+RETIRED = "retired"
+TAGS = "tags"
 
 CHUNK_BYTES = 16 << 20
 """About how large a chunk is: large enough for a disk's or a bucket's full speed, small enough to hold a few in memory."""
 
 BLOCK_BYTES = 64 << 10
 """What a chunk is checked in when only a part of it is read: one checksum each, in the commit."""
+
+SEGMENT_BYTES = 1 << 20
+"""What a change is encoded and checked in; a whole number of blocks, so that applying a part reads no more of the base than that."""
+
+LONGEST_PUBLISH_S = 6 * 3600.0
+"""A publish that has taken longer gives up before its commit, so that data without a commit which is older belongs to nobody."""
 
 CHECKSUM_BYTES = 4
 """Zarr's crc32c codec appends this much to every chunk."""
@@ -49,3 +59,8 @@ def lineage_number(path: str) -> int | None:
 def chunk_key(array: str, number: int) -> str:
     """Zarr v3's default key of a 1-D array's chunk."""
     return f"{array}/c/{number}"
+
+
+def file_key(sha256: str) -> str:
+    """Where a file of a model's folder is, by its content: versions with equal files share one object."""
+    return f"{FILES}/{sha256}"

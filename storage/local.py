@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -13,6 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.errors import UnsafePath
+from storage.object_info import ObjectInfo
+
+Bytes = npt.NDArray[np.uint8]
 
 _TEMPORARY = ".tmp-"
 
@@ -34,29 +37,30 @@ class LocalObjects:
     def read(self, path: str) -> bytes:
         return Path(self._file(path)).read_bytes()
 
-    def read_into(self, path: str, buffer: npt.NDArray[np.uint8], start: int) -> int:
-        """Fills `buffer` from byte `start`; the object's whole size in bytes, or less than asked for if it ends early."""
+    def read_into(self, path: str, buffers: Sequence[Bytes], start: int) -> int:
+        """Fills `buffers` from byte `start`; the object's whole size in bytes."""
         with open(self._file(path), "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(start)
-            view = buffer.data
-            while len(view):
-                count = file.readinto(view)
-                if not count:
-                    break
-                view = view[count:]
+            for buffer in buffers:
+                view = buffer.data
+                while len(view):
+                    count = file.readinto(view)
+                    if not count:
+                        return size
+                    view = view[count:]
             return size
 
-    def write(self, path: str, data: npt.NDArray[np.uint8] | bytes) -> None:
+    def write(self, path: str, parts: Sequence[Bytes]) -> None:
         target = self._file(path)
-        with self._temporary(target, data) as temporary:
+        with self._temporary(target, parts) as temporary:
             os.replace(temporary, target)
         self._sync_folder(target)
 
-    def create(self, path: str, data: npt.NDArray[np.uint8] | bytes) -> bool:
+    def create(self, path: str, data: bytes) -> bool:
         target = self._file(path)
         try:
-            with self._temporary(target, data) as temporary:
+            with self._temporary(target, [np.frombuffer(data, dtype=np.uint8)]) as temporary:
                 # A link appears whole and only if the name is free; opening with O_EXCL would show an empty file first.
                 os.link(temporary, target)
         except FileExistsError:
@@ -64,12 +68,18 @@ class LocalObjects:
         self._sync_folder(target)
         return True
 
-    def list(self, prefix: str) -> list[str]:
+    def infos(self, prefix: str) -> list[ObjectInfo]:
         start = self._file(prefix) if prefix else self._root
         found = []
         for folder, _, names in os.walk(start, onerror=_raise_unless_absent):
-            found += [os.path.join(folder, name) for name in names if not name.startswith(_TEMPORARY)]
-        return sorted(os.path.relpath(name, self._root) for name in found)
+            for name in names:
+                path = os.path.join(folder, name)
+                if name.startswith(_TEMPORARY):
+                    continue
+                with suppress(FileNotFoundError):  # deleted between the two looks
+                    status = os.stat(path, follow_symlinks=False)
+                    found.append(ObjectInfo(os.path.relpath(path, self._root), status.st_size, status.st_mtime))
+        return sorted(found)
 
     def exists(self, path: str) -> bool:
         return os.path.isfile(self._file(path))
@@ -90,8 +100,8 @@ class LocalObjects:
         return full
 
     @contextmanager
-    def _temporary(self, target: str, data: npt.NDArray[np.uint8] | bytes) -> Iterator[str]:
-        """A closed file with `data` in `target`'s folder; gone at the end unless it was renamed."""
+    def _temporary(self, target: str, parts: Sequence[Bytes]) -> Iterator[str]:
+        """A closed file with `parts` in `target`'s folder; gone at the end unless it was renamed."""
         folder = os.path.dirname(target)
         name = os.path.join(folder, _TEMPORARY + uuid.uuid4().hex)
         try:
@@ -101,9 +111,10 @@ class LocalObjects:
                 self._make(folder)
                 file = open(name, "xb", buffering=0)  # noqa: SIM115
             with file:
-                view = data.data if isinstance(data, np.ndarray) else memoryview(data)
-                while len(view):
-                    view = view[file.write(view) :]
+                for part in parts:
+                    view = part.data
+                    while len(view):
+                        view = view[file.write(view) :]
                 if self._durable:
                     os.fsync(file.fileno())
             yield name

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -13,11 +14,14 @@ import numpy.typing as npt
 
 from storage import paths
 from storage.client_errors import client_errors
-from storage.errors import ConditionIgnored, ObjectMissing, StoreError, StoreUnreachable
+from storage.errors import ConditionIgnored, ForkedStore, ObjectMissing, StoreError, StoreUnreachable
 from storage.local import LocalObjects
+from storage.object_info import ObjectInfo
 from storage.remote import RemoteObjects
 
-Data = bytes | npt.NDArray[np.uint8]
+Bytes = npt.NDArray[np.uint8]
+Data = bytes | Bytes | Sequence[Bytes]
+"""An object's content; a sequence stands for its parts back to back, so that they need not be copied together first."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _USER = re.compile(r"://[^/@]*@")
@@ -30,10 +34,10 @@ class Backend(Protocol):
     parallel: int
 
     def read(self, path: str) -> bytes: ...
-    def read_into(self, path: str, buffer: npt.NDArray[np.uint8], start: int) -> int: ...
-    def write(self, path: str, data: Data) -> None: ...
-    def create(self, path: str, data: Data) -> bool: ...
-    def list(self, prefix: str) -> list[str]: ...
+    def read_into(self, path: str, buffers: Sequence[Bytes], start: int) -> int: ...
+    def write(self, path: str, parts: Sequence[Bytes]) -> None: ...
+    def create(self, path: str, data: bytes) -> bool: ...
+    def infos(self, prefix: str) -> list[ObjectInfo]: ...
     def exists(self, path: str) -> bool: ...
     def delete(self, path: str, recursive: bool) -> None: ...
 
@@ -43,12 +47,14 @@ class ObjectStore:
 
     `storage_options` go to the fsspec client; credentials given there appear in no error and no repr. `durable` makes local
     writes reach the disk before they return. Errors of all calls: StoreUnreachable, ObjectMissing, UnsafePath. Instances
-    travel by pickle as URL and options, and open their own client where they arrive.
+    travel by pickle as URL and options, and open their own client where they arrive. After a fork they raise ForkedStore, since
+    the threads behind a client stay in the parent.
     """
 
     def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None, *, durable: bool = False) -> None:
         self._options = dict(storage_options or {})
         self._durable = durable
+        self._process = os.getpid()
         self._url = str(url).rstrip("/") or "/"
         self._secrets = tuple(_secrets(self._options))
         scheme = _SCHEME.match(self._url)
@@ -88,25 +94,31 @@ class ObjectStore:
         with self._translated("reading", paths.checked(path)):
             return self._backend.read(path)
 
-    def read_into(self, path: str, buffer: npt.NDArray[np.uint8], start: int = 0) -> int:
-        """Fills `buffer` (bytes) with the object's from `start` on; where the object ends, or `start` + len + 1 if it goes on after."""
+    def read_into(self, path: str, buffer: Bytes | Sequence[Bytes], start: int = 0) -> int:
+        """Fills `buffer`, or several one after the other, with the object's bytes from `start` on; where the object ends, or, if it
+        goes on after what was asked for, at least one byte more than that."""
+        buffers = [buffer] if isinstance(buffer, np.ndarray) else buffer
         with self._translated("reading", paths.checked(path)):
-            return self._backend.read_into(path, buffer, start)
+            return self._backend.read_into(path, buffers, start)
 
     def write(self, path: str, data: Data) -> None:
         """Puts an object, whole or not at all, in place of any that was there."""
         with self._translated("writing", paths.checked(path)):
-            self._backend.write(path, data)
+            self._backend.write(path, _parts(data))
 
-    def create(self, path: str, data: Data) -> bool:
+    def create(self, path: str, data: bytes) -> bool:
         """Puts an object only if there is none; whether it was put. Of any number of racing callers one gets True."""
         with self._translated("creating", paths.checked(path)):
             return self._backend.create(path, data)
 
+    def infos(self, prefix: str = "") -> list[ObjectInfo]:
+        """Path, size and time of all objects under the folder `prefix`, by path, as they are now: never from a cache."""
+        with self._translated("listing", paths.checked(prefix) if prefix else ""):
+            return self._backend.infos(prefix)
+
     def list(self, prefix: str = "") -> list[str]:
         """Sorted paths of all objects under the folder `prefix`, as they are now: never from a cache."""
-        with self._translated("listing", paths.checked(prefix) if prefix else ""):
-            return self._backend.list(prefix)
+        return [info.path for info in self.infos(prefix)]
 
     def exists(self, path: str) -> bool:
         """Whether there is an object of exactly this path."""
@@ -140,6 +152,8 @@ class ObjectStore:
     @contextmanager
     def _translated(self, doing: str, path: str = "", also: type[Exception] = OSError) -> Iterator[None]:
         where = f"{self.url}/{path}" if path else self.url
+        if os.getpid() != self._process:
+            raise ForkedStore(f"{doing} {where}: this store was opened before a fork; open a new one in the new process, or spawn instead of fork")
         try:
             yield
         except StoreError:
@@ -159,6 +173,12 @@ class ObjectStore:
         """`error`, for the traceback, unless that would show a credential."""
         text = f"{error} {error.__cause__}"
         return error if self._scrubbed(text) == text else None
+
+
+def _parts(data: Data) -> Sequence[Bytes]:
+    if isinstance(data, bytes):
+        return [np.frombuffer(data, dtype=np.uint8)]
+    return [data] if isinstance(data, np.ndarray) else data
 
 
 def _reopen(kind: type[ObjectStore], url: str, options: dict[str, Any], durable: bool) -> ObjectStore:

@@ -145,7 +145,7 @@ def test_a_url_that_is_no_store_is_refused_by_name(url):
 
 def test_a_server_that_ignores_the_condition_is_found_out(objects, monkeypatch):
     def overwrite(path: str, data: bytes) -> bool:
-        objects._backend.write(path, data)
+        objects.write(path, data)
         return True
 
     monkeypatch.setattr(objects._backend, "create", overwrite)
