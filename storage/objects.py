@@ -101,6 +101,12 @@ class ObjectStore:
         with self._translated("reading", paths.checked(path)):
             return self._backend.read_into(path, buffers, start)
 
+    def doubt(self, path: str) -> bool:
+        """For a reader that finds other bytes in `path` than were written: whether this thread's next read of it may bring better
+        ones. A store gives what it has; one that reads from copies first can go to the original."""
+        paths.checked(path)
+        return False
+
     def write(self, path: str, data: Data) -> None:
         """Puts an object, whole or not at all, in place of any that was there."""
         with self._translated("writing", paths.checked(path)):
