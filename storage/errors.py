@@ -5,8 +5,9 @@ from __future__ import annotations
 from storage.version import Version
 
 __all__ = [
-    "ConditionIgnored", "Damaged", "ForkedStore", "ObjectMissing", "StoreError", "StoreUnreachable", "TensorMismatch", "UnknownFormat",
-    "UnknownTensor", "UnsafePath", "UnsupportedTensor", "VersionMissing", "VersionTaken",
+    "BadReference", "ConditionIgnored", "Damaged", "FolderRefused", "ForkedStore", "LeaseExpired", "ObjectMissing", "StoreError",
+    "StoreUnreachable", "TensorMismatch", "UnknownFormat", "UnknownTag", "UnknownTensor", "UnsafePath", "UnsupportedTensor",
+    "VersionMissing", "VersionTaken",
 ]  # fmt: skip
 
 
@@ -26,12 +27,28 @@ class ForkedStore(StoreError):
     """A store is used in a process that was forked after the store was opened."""
 
 
+class FolderRefused(StoreError, ValueError):
+    """A folder that isn't the Hugging Face model it should be, or that is in use where an empty one is needed."""
+
+
 class ObjectMissing(StoreError):
     """An object that was asked for by its path isn't there."""
 
 
 class UnsafePath(StoreError, ValueError):
     """A path that would leave the store, or that isn't spelled as the one name of its object."""
+
+
+class BadReference(StoreError, ValueError):
+    """A text that can't name a version: neither LINEAGE-STEP, nor `newest`, nor spelled as a tag."""
+
+
+class UnknownTag(StoreError, LookupError):
+    """A tag that the store doesn't have."""
+
+
+class LeaseExpired(StoreError):
+    """A lease that was to be renewed ended before that, so what it held may have gone: take a new one."""
 
 
 class UnsupportedTensor(StoreError, TypeError):
