@@ -5,7 +5,7 @@ from __future__ import annotations
 from storage.version import Version
 
 __all__ = [
-    "BadReference", "ConditionIgnored", "Damaged", "FolderRefused", "ForkedStore", "LeaseExpired", "ObjectMissing", "StoreError",
+    "BadReference", "ConditionIgnored", "Damaged", "FolderRefused", "ForkedStore", "LeaseExpired", "ObjectMissing", "SliceRefused", "StoreError",
     "StoreUnreachable", "TensorMismatch", "UnknownFormat", "UnknownTag", "UnknownTensor", "UnsafePath", "UnsupportedTensor",
     "VersionMissing", "VersionTaken",
 ]  # fmt: skip
@@ -64,6 +64,10 @@ class UnknownTensor(StoreError, KeyError):
 
 class TensorMismatch(StoreError, ValueError):
     """A tensor to read into has another shape or type than the stored one."""
+
+
+class SliceRefused(StoreError, IndexError):
+    """A part of a tensor that it doesn't have, or that can't be asked for: out of range, in steps, of too many dimensions."""
 
 
 class UnknownFormat(StoreError):

@@ -1,149 +1,119 @@
-"""Reads tensors out of a version's arrays; owns which bytes are fetched and where they go, trusts none of them unverified."""
+"""Gives tensors of a version, whole or in part, as they were asked for; owns the names, shapes and ties, reads no bytes itself."""
 
 from __future__ import annotations
 
-import threading
+import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from types import MappingProxyType
 
-import numpy as np
 import torch
 
-from storage.chunks import Bytes, ChunkReader
+from storage.boxes import Box, common, sizes, whole, within
+from storage.chunks import ArrayReader
 from storage.commit import Commit
-from storage.dtypes import TORCH_OF, name_of
+from storage.dtypes import ITEMSIZE, TORCH_OF, name_of
 from storage.errors import TensorMismatch, UnknownTensor
 from storage.index import TensorEntry
-from storage.objects import ObjectStore
-from storage.packing import byte_view, pieces
-from storage.parallel import side_by_side
+from storage.reading import Part, Source, check_sizes, read_parts
+from storage.selection import Selection, Slices, all_of, selected
 
-_WHOLE_FROM = 0.5
-"""If at least this part of a chunk is wanted, one read of all of it is cheaper than several of parts."""
+NO_TENSORS: Mapping[str, torch.Tensor] = MappingProxyType({})
+NO_SLICES: Mapping[str, Slices] = MappingProxyType({})
 
+_HARMLESS_BYTES = 64 << 20
+"""Up to this much memory is taken on the index's word; for more, the store is first seen to hold as much."""
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """`count` bytes of a tensor: from byte `inside` of a chunk to byte `start` of the tensor."""
+_Asked = tuple[str, Selection]
+"""A tensor that has values of its own, and what of it is wanted."""
 
-    name: str
-    inside: int
-    start: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """Bytes [start, end) of one chunk, and what of them is wanted."""
-
-    array: str
-    chunk: int
-    start: int
-    end: int
-    wanted: tuple[_Piece, ...]
+_Sources = Mapping[_Asked, list[tuple[Source, Box]]]
 
 
 class Unpacker:
-    """Reads from one version's folder by its commit; for one read at a time."""
+    """Reads from one version by its commit and a reader for each of its arrays and deltas."""
 
-    def __init__(self, folder: ObjectStore, commit: Commit) -> None:
+    def __init__(self, commit: Commit, readers: Mapping[str, ArrayReader], parallel: int) -> None:
         self._commit = commit
-        self._parallel = folder.parallel
-        self._readers = {name: ChunkReader(folder, commit.version, array) for name, array in commit.arrays.items()}
-        self._buffers = threading.local()
-        self._lock = threading.Lock()
+        self._readers = readers
+        self._parallel = parallel
 
-    def read(self, names: Iterable[str] | None, out: Mapping[str, torch.Tensor] | None) -> dict[str, torch.Tensor]:
-        """The named tensors (default: all) in the order asked for; those in `out` are read into the tensors given there.
+    def read(
+        self,
+        names: Iterable[str] | None = None,
+        slices: Mapping[str, Slices] = NO_SLICES,
+        device: torch.device | str | None = None,
+        out: Mapping[str, torch.Tensor] = NO_TENSORS,
+    ) -> dict[str, torch.Tensor]:
+        """The named tensors (default: all) in the order asked for, cut as `slices` say; those in `out` are read into the tensors
+        given there.
 
-        New tensors are contiguous and on the CPU; tensors that were tied come back as one. UnknownTensor for a name that the
-        version lacks, TensorMismatch if an `out` has another shape or type, Damaged if stored bytes do. After an error
-        the content of `out` is undefined.
+        New tensors are contiguous and on `device` (default: CPU); tensors that were tied come back as one if they are cut alike.
+        UnknownTensor for a name that the version lacks, SliceRefused, TensorMismatch if an `out` has another shape or type,
+        Damaged if stored bytes do. After an error the content of `out` is undefined.
         """
         index = self._commit.tensors
-        out = dict(out or {})
         asked = list(index) if names is None else list(dict.fromkeys(names))
-        for name in (*asked, *out):
+        for name in (*asked, *slices, *out):
             if name not in index:
                 raise UnknownTensor(f"version {self._commit.version} has no tensor {name!r}")
+        cuts = {name: _selection(name, index[name], slices) for name in (*asked, *out)}
         for name, tensor in out.items():
-            _check_fits(name, tensor, index[name])
-        owners: dict[str, torch.Tensor | None] = {}
-        for name in asked:
-            owner = index[name].alias_of or name
-            owners[owner] = owners.get(owner) if owners.get(owner) is not None else out.get(name)
-        found = self._read_owners(owners)
-        result = {}
-        for name in asked:
-            source = found[index[name].alias_of or name]
-            target = out.get(name)
-            if target is not None and target is not source:
-                target.detach().copy_(source)
-            result[name] = source if target is None else target
-        return result
+            _check_fits(name, tensor, index[name], cuts[name])
+        wanted = {name: (index[name].alias_of or name, cuts[name]) for name in asked}
+        found: dict[_Asked, torch.Tensor] = {}
+        for name, key in wanted.items():
+            if name in out:
+                found.setdefault(key, out[name])
+        sources = {key: list(self._sources(*key)) for key in dict.fromkeys(wanted.values())}
+        self._make([key for key in sources if key not in found], found, sources, device)
+        parts = (Part(source, _box_of(found[key].detach(), key[1], box)) for key in sources for source, box in sources[key])
+        read_parts(parts, self._readers, self._parallel)
+        return {name: _given(found[key], out.get(name)) for name, key in wanted.items()}
 
-    def _read_owners(self, owners: Mapping[str, torch.Tensor | None]) -> dict[str, torch.Tensor]:
-        targets: dict[str, torch.Tensor] = {}  # what the bytes are read into: the caller's tensor where that has plain memory
-        for name, tensor in owners.items():
-            if tensor is not None and tensor.is_contiguous() and tensor.device.type == "cpu":
-                targets[name] = tensor
-        side_by_side(lambda read: self._fetch(read, targets), list(self._plan(owners)), self._parallel)
-        for name, tensor in owners.items():
-            source = self._target(name, targets)  # an empty tensor has had no bytes to be made for
-            if tensor is not None and tensor is not source:
-                tensor.detach().copy_(source)
-                targets[name] = tensor
-        return targets
+    def _make(self, new: list[_Asked], found: dict[_Asked, torch.Tensor], sources: _Sources, device: torch.device | str | None) -> None:
+        index = self._commit.tensors
+        size = sum(math.prod(selection.shape) * ITEMSIZE[index[name].dtype] for name, selection in new)
+        if size > _HARMLESS_BYTES:
+            check_sizes((source for key in new for source, _ in sources[key]), self._readers)
+        for key in new:
+            name, selection = key
+            found[key] = torch.empty(selection.shape, dtype=TORCH_OF[index[name].dtype], device=device)
 
-    def _plan(self, names: Iterable[str]) -> Iterator[_Read]:
-        by_chunk: dict[tuple[str, int], list[_Piece]] = {}
-        for name in names:
-            entry = self._commit.tensors[name]
-            if entry.array is not None:
-                for chunk, inside, start, count in pieces(entry, self._commit.arrays[entry.array].chunk_bytes):
-                    by_chunk.setdefault((entry.array, chunk), []).append(_Piece(name, inside, start, count))
-        for (array, chunk), wanted in sorted(by_chunk.items()):
-            size = self._commit.arrays[array].chunk_bytes
-            if sum(piece.count for piece in wanted) >= _WHOLE_FROM * size:
-                yield _Read(array, chunk, 0, size, tuple(wanted))
-            else:
-                yield from _runs(array, chunk, wanted, self._commit.arrays[array].block_bytes)
-
-    def _fetch(self, read: _Read, targets: dict[str, torch.Tensor]) -> None:
-        array = self._commit.arrays[read.array]
-        buffer: Bytes | None = getattr(self._buffers, "bytes", None)
-        room = array.chunks[read.chunk].bytes
-        if buffer is None or len(buffer) < room:
-            buffer = self._buffers.bytes = np.empty(room, dtype=np.uint8)
-        first = self._readers[read.array].read(read.chunk, read.start, read.end, buffer, read.wanted[0].name)
-        for piece in read.wanted:
-            # Memory is taken only now that a verified chunk of the tensor is there, so a false index can't ask for more.
-            target = self._target(piece.name, targets)
-            at = piece.inside - first
-            byte_view(target)[piece.start : piece.start + piece.count] = buffer[at : at + piece.count]
-
-    def _target(self, name: str, targets: dict[str, torch.Tensor]) -> torch.Tensor:
-        with self._lock:
-            if name not in targets:
-                entry = self._commit.tensors[name]
-                targets[name] = torch.empty(entry.shape, dtype=TORCH_OF[entry.dtype])
-            return targets[name]
+    def _sources(self, name: str, selection: Selection) -> Iterator[tuple[Source, Box]]:
+        """What a selection is read from, and the box of the tensor that each source gives."""
+        entry = self._commit.tensors[name]
+        itemsize = ITEMSIZE[entry.dtype]
+        if entry.array is not None:
+            box = common(whole(entry.shape), selection.box)
+            if box is not None:
+                yield Source(name, entry.array, entry.offset, entry.shape, box, itemsize), box
+        for shard in entry.shards:
+            held = tuple(slice(at, at + size) for at, size in zip(shard.start, shard.shape, strict=True))
+            box = common(held, selection.box)
+            if box is not None:
+                yield Source(name, shard.array, shard.offset, shard.shape, within(box, shard.start), itemsize), box
 
 
-def _runs(array: str, chunk: int, wanted: list[_Piece], gap: int) -> Iterator[_Read]:
-    """Reads for pieces of a chunk: one for all that are at most `gap` bytes apart."""
-    wanted = sorted(wanted, key=lambda piece: piece.inside)
-    run = [wanted[0]]
-    for piece in wanted[1:]:
-        if piece.inside - (run[-1].inside + run[-1].count) > gap:
-            yield _Read(array, chunk, run[0].inside, run[-1].inside + run[-1].count, tuple(run))
-            run = []
-        run.append(piece)
-    yield _Read(array, chunk, run[0].inside, run[-1].inside + run[-1].count, tuple(run))
+def _selection(name: str, entry: TensorEntry, slices: Mapping[str, Slices]) -> Selection:
+    return selected(name, entry.shape, slices[name]) if name in slices else all_of(entry.shape)
 
 
-def _check_fits(name: str, tensor: torch.Tensor, entry: TensorEntry) -> None:
-    if (name_of(tensor.dtype), tuple(tensor.shape)) != (entry.dtype, entry.shape):
+def _box_of(target: torch.Tensor, selection: Selection, box: Box) -> torch.Tensor:
+    """The part of what a selection is read to that is a box of the whole tensor."""
+    return target.view(sizes(selection.box))[within(box, [start for start, _ in selection.bounds])]
+
+
+def _given(source: torch.Tensor, target: torch.Tensor | None) -> torch.Tensor:
+    """What is returned for a name: the caller's tensor if there is one, which gets the values unless they were read into it."""
+    if target is None or target is source:
+        return source
+    target.detach().copy_(source)
+    return target
+
+
+def _check_fits(name: str, tensor: torch.Tensor, entry: TensorEntry, selection: Selection) -> None:
+    if (name_of(tensor.dtype), tuple(tensor.shape)) != (entry.dtype, selection.shape) or tensor.is_meta:
         raise TensorMismatch(
-            f"tensor {name!r} is {entry.dtype} {list(entry.shape)}, and can't be read into {name_of(tensor.dtype)} {list(tensor.shape)}"
+            f"tensor {name!r} is {entry.dtype} {list(selection.shape)}, and can't be read into {name_of(tensor.dtype)} {list(tensor.shape)}"
+            f" on {tensor.device}"
         )

@@ -7,21 +7,24 @@ import logging
 import time
 import uuid
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 import torch
 
 from storage import layout
-from storage.chunks import write_chunk
+from storage.chunks import ArrayReader, ChunkReader, Folder
 from storage.commit import FORMAT, JSON, Commit, decode, encode
 from storage.errors import Damaged, ObjectMissing, StoreError, VersionMissing, VersionTaken
-from storage.index import ArrayEntry, ObjectEntry
 from storage.lineages import Lineages
 from storage.objects import ObjectStore
 from storage.packing import Packed
-from storage.parallel import side_by_side
-from storage.unpacking import Unpacker
+from storage.selection import Slices
+from storage.unpacking import NO_SLICES, NO_TENSORS, Unpacker
 from storage.version import Version
-from storage.zarr_metadata import metadata_objects
+from storage.writing import put_object, write_arrays
+
+_NOTHING: Mapping[str, JSON] = MappingProxyType({})
+_NO_BYTES: Mapping[str, bytes] = MappingProxyType({})
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +69,13 @@ class VersionedStore:
         return found
 
     def put(
-        self, version: Version, packed: Packed, *, parent: Version | None, metadata: Mapping[str, JSON], documents: Mapping[str, bytes]
+        self,
+        version: Version,
+        packed: Packed,
+        *,
+        parent: Version | None = None,
+        metadata: Mapping[str, JSON] = _NOTHING,
+        documents: Mapping[str, bytes] = _NO_BYTES,
     ) -> Commit:
         """Writes the data, then the commit. VersionTaken if another one's commit is there: ours is then deleted."""
         if self.store.exists(layout.commit_path(version)):
@@ -74,26 +83,20 @@ class VersionedStore:
         attempt = uuid.uuid4().hex
         prefix = layout.data_prefix(version, attempt)
         folder = self.store.child(prefix)
-        described = tuple((name, a.dtype, a.length, a.chunk) for name, a in packed.arrays.items())
-        objects = tuple(_put_object(folder, key, data) for key, data in metadata_objects(described).items())
-        jobs = [(name, number) for name, array in packed.arrays.items() for number in range(len(array.image))]
-        entries = side_by_side(lambda job: write_chunk(folder, job[0], packed.arrays[job[0]], job[1]), jobs, self.store.parallel)
-        chunks = dict(zip(jobs, entries, strict=True))
+        arrays, objects = write_arrays(folder, packed.arrays)
         commit = Commit(
             format=FORMAT,
-            requires=(),
+            requires=_requires(packed),
             version=version,
             parent=parent,
-            base=None,
+            base=packed.base,
             attempt=attempt,
             created=time.time(),
-            arrays={
-                name: ArrayEntry(a.dtype, a.length, a.chunk, layout.BLOCK_BYTES, tuple(chunks[name, i] for i in range(len(a.image))))
-                for name, a in packed.arrays.items()
-            },
+            arrays=arrays,
+            deltas=packed.deltas,
             tensors=packed.tensors,
             objects=objects,
-            documents={name: _put_object(folder, f"documents/{name}.json", data) for name, data in documents.items()},
+            documents={name: put_object(folder, f"documents/{name}.json", data) for name, data in documents.items()},
             metadata=dict(metadata),
         )
         if not self.store.create(layout.commit_path(version), encode(commit)) and self.commit(version).attempt != attempt:
@@ -102,10 +105,22 @@ class VersionedStore:
             raise VersionTaken(version, self.store.url)
         return commit
 
-    def tensors(self, commit: Commit, names: Iterable[str] | None = None, out: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
+    def readers(self, commit: Commit) -> dict[str, ArrayReader]:
+        """What gives the values of each of a version's arrays and deltas, by name."""
+        folder = Folder(self.store.child(layout.data_prefix(commit.version, commit.attempt)), commit.version)
+        return {name: ChunkReader(folder, array) for name, array in commit.arrays.items()}
+
+    def tensors(
+        self,
+        commit: Commit,
+        names: Iterable[str] | None = None,
+        *,
+        slices: Mapping[str, Slices] = NO_SLICES,
+        device: torch.device | str | None = None,
+        out: Mapping[str, torch.Tensor] = NO_TENSORS,
+    ) -> dict[str, torch.Tensor]:
         """See `Unpacker.read`."""
-        folder = self.store.child(layout.data_prefix(commit.version, commit.attempt))
-        return Unpacker(folder, commit).read(names, out)
+        return Unpacker(commit, self.readers(commit), self.store.parallel).read(names, slices, device, out)
 
     def document(self, commit: Commit, name: str) -> bytes:
         """The bytes of one of a commit's documents; Damaged if they aren't what was written."""
@@ -126,6 +141,7 @@ class VersionedStore:
             _log.warning("data of a lost race stays in %s: %s", self.store.url, error)
 
 
-def _put_object(folder: ObjectStore, key: str, data: bytes) -> ObjectEntry:
-    folder.write(key, data)
-    return ObjectEntry(key, len(data), hashlib.sha256(data).hexdigest())
+def _requires(packed: Packed) -> tuple[str, ...]:
+    """Features that a reader of this version has to have; none for a full one of one writer, which every release reads."""
+    shards = any(tensor.shards for tensor in packed.tensors.values())
+    return tuple(name for name, used in (("deltas", packed.deltas), ("shards", shards)) if used)

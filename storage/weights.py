@@ -92,7 +92,7 @@ class WeightStore:
         the CPU. Tied tensors come back as one. VersionMissing, Damaged, UnknownFormat, UnknownTensor or TensorMismatch; after
         an error the content of `out` is undefined.
         """
-        return self._versioned.tensors(self.commit(self._versioned.resolve(version)), names, out)
+        return self._versioned.tensors(self.commit(self._versioned.resolve(version)), names, out=dict(out or {}))
 
     def newest(self, lineage: int | None = None) -> Version | None:
         """The last version of `lineage` (default: the newest lineage) or, while it has none, the one it branched off; None in an

@@ -1,0 +1,35 @@
+"""Byte buffers that stand for one run of bytes, back to back; owns cutting and counting them, copies nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def total(buffers: Sequence[Bytes]) -> int:
+    """How many bytes `buffers` have together."""
+    return sum(map(len, buffers))
+
+
+def cut(buffers: Sequence[Bytes], start: int, end: int) -> list[Bytes]:
+    """Bytes [start, end) of the run, as views of the buffers that they lie in."""
+    found = []
+    at = 0
+    for buffer in buffers:
+        if at >= end:
+            break
+        if at + len(buffer) > start:
+            found.append(buffer[max(start - at, 0) : end - at])
+        at += len(buffer)
+    return found
+
+
+def joined(buffers: Sequence[Bytes]) -> Bytes:
+    """The run as one buffer: a view if there is only one to begin with, else a copy."""
+    if len(buffers) == 1:
+        return buffers[0]
+    return np.concatenate(buffers) if buffers else np.empty(0, dtype=np.uint8)
