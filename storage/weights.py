@@ -75,11 +75,6 @@ class WeightStore:
         """The objects that the versions are made of."""
         return self._versioned.store
 
-    @property
-    def objects(self) -> ObjectStore:
-        """The objects that the versions are made of."""
-        return self._versioned.store
-
     def publish(
         self, state: Mapping[str, torch.Tensor], *, version: Version, parent: Version | None = None, metadata: Mapping[str, JSON] = _NOTHING
     ) -> Publication:
