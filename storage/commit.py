@@ -12,6 +12,7 @@ import pydantic
 import pydantic_core
 
 from storage import paths
+from storage.delta_index import check_deltas
 from storage.errors import Damaged, UnknownFormat, UnsafePath
 from storage.index import ArrayEntry, DeltaEntry, IndexRefused, ObjectEntry, TensorEntry, check_attempt, check_index
 from storage.version import Version
@@ -22,7 +23,7 @@ JSON = pydantic.JsonValue
 FORMAT = 1
 """The format written. A reader refuses any other; a feature that older readers must not ignore goes into `requires` instead."""
 
-FEATURES: frozenset[str] = frozenset()
+FEATURES: frozenset[str] = frozenset({"deltas"})
 """What of `requires` this release can read."""
 
 _SEAL = re.compile(rb',"sha256":"([0-9a-f]{64})"\}')
@@ -130,10 +131,19 @@ def _check(commit: Commit, version: Version) -> None:
     if commit.version != version:
         raise IndexRefused(f"it says that it is version {commit.version}")
     check_attempt(commit.attempt)
-    check_index(commit.arrays, commit.tensors)
+    check_deltas(commit.deltas, commit.arrays)
+    check_index(commit.arrays, commit.deltas, commit.tensors)
+    _check_base(commit)
     _check_keys(commit.documents)
     for entry in (*commit.objects, *commit.documents.values()):
         paths.checked(entry.key)
+
+
+def _check_base(commit: Commit) -> None:
+    if (commit.base is not None) != bool(commit.deltas):
+        raise IndexRefused(f"it has base {commit.base} and {len(commit.deltas)} arrays of changes: either both or none")
+    if commit.base is not None and commit.base >= commit.version:
+        raise IndexRefused(f"it is said to be changes of {commit.base}, which isn't older")
 
 
 def _check_keys(documents: Mapping[str, ObjectEntry]) -> None:

@@ -18,6 +18,9 @@ ZARR_OF = {
 TORCH_OF: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ZARR_OF}
 ITEMSIZE = {name: dtype.itemsize for name, dtype in TORCH_OF.items()}
 
+WORD = {name: dtype.itemsize // (2 if dtype.is_complex else 1) for name, dtype in TORCH_OF.items()}
+"""Bytes of the numbers that a type's values are made of: two in a complex one."""
+
 
 def name_of(dtype: torch.dtype) -> str:
     """`float32` for torch.float32; the name says nothing on whether it can be stored."""

@@ -118,16 +118,17 @@ def check_attempt(attempt: str) -> None:
         raise IndexRefused(f"attempt {attempt[:40]!r} isn't 32 hexadecimal digits")
 
 
-def check_index(arrays: Mapping[str, ArrayEntry], tensors: Mapping[str, TensorEntry]) -> None:
+def check_index(arrays: Mapping[str, ArrayEntry], deltas: Mapping[str, DeltaEntry], tensors: Mapping[str, TensorEntry]) -> None:
     """IndexRefused unless every chunk, tensor and alias is consistent, inside of its array, and no two tensors overlap.
 
-    Since they don't overlap, what a reader allocates is bounded by what is stored.
+    Since they don't overlap, what a reader allocates is bounded by what is stored. `deltas` have been checked already.
     """
     for name, array in arrays.items():
         _check_array(name, array)
-    spans: dict[str, list[tuple[int, int, str]]] = {name: [] for name in arrays}
+    places: dict[str, ArrayEntry | DeltaEntry] = {**arrays, **deltas}
+    spans: dict[str, list[tuple[int, int, str]]] = {name: [] for name in places}
     for name, tensor in tensors.items():
-        _check_tensor(name, tensor, arrays, tensors)
+        _check_tensor(name, tensor, places, tensors)
         if tensor.array is not None and tensor.alias_of is None:
             spans[tensor.array].append((tensor.offset, tensor.offset + tensor.numel, name))
     for taken in spans.values():
@@ -137,13 +138,25 @@ def check_index(arrays: Mapping[str, ArrayEntry], tensors: Mapping[str, TensorEn
                 raise IndexRefused(f"tensors {one!r} and {other!r} overlap")
 
 
-def _check_array(name: str, array: ArrayEntry) -> None:
+def check_array_name(name: str) -> None:
+    """IndexRefused unless an array's name can be a part of a path."""
     if _ARRAY_NAME.fullmatch(name) is None:
         raise IndexRefused(f"array name {name[:40]!r} isn't plain")
-    if array.dtype not in ITEMSIZE:
-        raise IndexRefused(f"array {name!r} has unknown type {array.dtype[:40]!r}")
-    if array.length < 1 or array.chunk < 1 or array.block_bytes < 1 or array.chunk_bytes > _LARGEST_CHUNK:
-        raise IndexRefused(f"array {name!r} has impossible sizes: length {array.length}, chunk {array.chunk}, block {array.block_bytes}")
+
+
+def check_array_sizes(name: str, dtype: str, length: int, chunk: int) -> None:
+    """IndexRefused unless `length` values of `dtype` in chunks of `chunk` can be an array."""
+    if dtype not in ITEMSIZE:
+        raise IndexRefused(f"array {name!r} has unknown type {dtype[:40]!r}")
+    if length < 1 or chunk < 1 or chunk * ITEMSIZE[dtype] > _LARGEST_CHUNK:
+        raise IndexRefused(f"array {name!r} has impossible sizes: length {length}, chunk {chunk}")
+
+
+def _check_array(name: str, array: ArrayEntry) -> None:
+    check_array_name(name)
+    check_array_sizes(name, array.dtype, array.length, array.chunk)
+    if array.block_bytes < 1:
+        raise IndexRefused(f"array {name!r} can't have blocks of {array.block_bytes} bytes")
     if len(array.chunks) != -(-array.length // array.chunk):
         raise IndexRefused(f"array {name!r} lists {len(array.chunks)} chunks for {array.length} values of {array.chunk} each")
     for number, chunk in enumerate(array.chunks):
@@ -151,7 +164,7 @@ def _check_array(name: str, array: ArrayEntry) -> None:
             raise IndexRefused(f"chunk {number} of array {name!r} has a wrong key or size: {chunk.key[:60]!r}, {chunk.bytes} bytes")
 
 
-def _check_tensor(name: str, tensor: TensorEntry, arrays: Mapping[str, ArrayEntry], tensors: Mapping[str, TensorEntry]) -> None:
+def _check_tensor(name: str, tensor: TensorEntry, arrays: Mapping[str, ArrayEntry | DeltaEntry], tensors: Mapping[str, TensorEntry]) -> None:
     if tensor.dtype not in ITEMSIZE:
         raise IndexRefused(f"tensor {name!r} has unknown type {tensor.dtype[:40]!r}")
     if len(tensor.shape) > _MOST_DIMENSIONS or min(tensor.shape, default=0) < 0 or math.prod(tensor.shape) != tensor.numel:
