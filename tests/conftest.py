@@ -21,6 +21,14 @@ from typing import Any
 import psutil
 import pytest
 
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--stores", choices=["quick", "real"], default="quick",
+        help="which servers stand for object stores in tests/storage: moto alone, or SeaweedFS and fake-gcs-server (`make stores`)",
+    )  # fmt: skip
+
+
 PATIENCE_S = 150.0
 """How long anything may take: much longer than it does, since tests share the machine."""
 

@@ -1,4 +1,7 @@
-"""The three kinds of store that the same tests run on: a folder, fsspec's memory, and S3 (moto's server, s3fs's client)."""
+"""The kinds of store that the same tests run on: a folder, fsspec's memory, and S3 as moto acts it.
+
+With `--stores=real`, S3 is SeaweedFS, and GCS (fake-gcs-server) is a fourth kind.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,25 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from storage.objects import ObjectStore
+from tests.storage import servers
 
 Place = tuple[str, dict[str, Any]]
 
+KINDS = {"quick": ["local", "memory", "s3"], "real": ["local", "memory", "s3", "gcs"]}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "place" in metafunc.fixturenames:
+        metafunc.parametrize("place", KINDS[metafunc.config.getoption("--stores")], indirect=True)
+
 
 @pytest.fixture(scope="session")
-def s3() -> Iterator[dict[str, Any]]:
+def s3(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
     """Client options for a running S3 server with bucket `bucket`."""
+    if request.config.getoption("--stores") == "real":
+        with servers.seaweedfs() as options:
+            yield options
+        return
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -32,14 +47,22 @@ def s3() -> Iterator[dict[str, Any]]:
     server.stop()
 
 
-@pytest.fixture(params=["local", "memory", "s3"])
+@pytest.fixture(scope="session")
+def gcs() -> Iterator[dict[str, Any]]:
+    """Client options for a running GCS server with bucket `bucket`."""
+    with servers.fake_gcs() as options:
+        yield options
+
+
+@pytest.fixture
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """URL and storage options of an empty store."""
     if request.param == "local":
         return str(tmp_path / "new" / "store"), {}
     if request.param == "memory":
         return f"memory://{uuid.uuid4().hex}", {}
-    return f"s3://bucket/{uuid.uuid4().hex}", request.getfixturevalue("s3")
+    protocol = {"s3": "s3", "gcs": "gs"}[request.param]
+    return f"{protocol}://bucket/{uuid.uuid4().hex}", request.getfixturevalue(request.param)
 
 
 @pytest.fixture

@@ -170,17 +170,29 @@ def test_what_s3_servers_say_of_a_lost_race_is_understood(s3, monkeypatch, code)
         def __init__(self) -> None:
             self.response = {"Error": {"Code": code}}
 
+    class Client:
+        async_impl = False
+
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def pipe_file(self, key: str, data: bytes, mode: str, **_: object) -> None:
+            assert mode == "create"
+            self.calls += 1
+            if self.calls == 1:
+                raise OSError(22, "refused") from Refused()
+
+        def invalidate_cache(self) -> None: ...
+
+        def getxattr(self, key: str, name: str) -> str:
+            return "the mark of another attempt"
+
     store = ObjectStore("s3://bucket/race", s3)
-    calls = []
-
-    def pipe_file(key: str, data: bytes, mode: str) -> None:
-        calls.append(mode)
-        if len(calls) == 1:
-            raise OSError(22, "refused") from Refused()
-
-    monkeypatch.setattr(store._backend, "_fs", type("Client", (), {"pipe_file": staticmethod(pipe_file)}))
+    client = Client()
+    monkeypatch.setattr(store, "_keeps_condition", lambda: True)
+    monkeypatch.setattr(store._backend, "_fs", client)
     assert store.create("x", b"") is (code == "ConditionalRequestConflict")
-    assert calls == ["create"] * (1 if code == "PreconditionFailed" else 2)
+    assert client.calls == (1 if code == "PreconditionFailed" else 2)
 
 
 def test_a_killed_local_write_shows_nothing(tmp_path, monkeypatch):
