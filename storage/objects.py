@@ -135,117 +135,14 @@ class ObjectStore:
         with self._translated("listing", paths.checked(prefix) if prefix else "", needs_bucket=True):
             return self._backend.infos(prefix)
 
-    def list(self, prefix: str = "") -> list[str]:
-        """Sorted paths of all objects under the folder `prefix`, as they are now: never from a cache."""
-        return [info.path for info in self.infos(prefix)]
-
-    def exists(self, path: str) -> bool: ...
-    def delete(self, path: str, recursive: bool) -> None: ...
-
-
-class ObjectStore:
-    """Objects under `url`: a local path, or any URL that fsspec opens (`s3://`, `gs://`, `memory://`, ...).
-
-    `storage_options` go to the fsspec client; credentials given there appear in no error, no log and no repr. `durable` makes
-    local writes reach the disk before they return. What passes (throttling, lost connections, ...) is tried again within the
-    limits of `storage/retries.py`. The first creation in a process asks a server whether it keeps the condition, and raises
-    ConditionIgnored if it doesn't; with `single_writer` that is a warning in the log, and nothing but the caller's word
-    then keeps two processes from creating the same object.
-
-    Errors of all calls: StoreUnreachable, ObjectMissing, UnsafePath. Instances travel by pickle as URL and options, and open their
-    own client where they arrive. After a fork they raise ForkedStore, since the threads behind a client stay in the parent.
-    """
-
-    def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None, *, durable: bool = False, single_writer: bool = False) -> None:
-        self._options = dict(storage_options or {})
-        self._durable = durable
-        self._single_writer = single_writer
-        self._process = os.getpid()
-        self._url = str(url).rstrip("/") or "/"
-        self._secrets = tuple(credentials.values(self._options))
-        scheme = _SCHEME.match(self._url)
-        if "::" in self._url:
-            raise StoreUnreachable(f"{self.url}: chained URLs aren't stores, since a cache between would hide new versions")
-        self._backend: Backend
-        with self._translated("opening", also=ValueError):  # fsspec's word for a protocol or an option that it doesn't know
-            if scheme is None or scheme[1] in {"file", "local"}:
-                local = LocalObjects(self._url if scheme is None else self._url[scheme.end() :], durable=durable)
-                self._url = local.url
-                self._backend = local
-            else:
-                self._backend = RemoteObjects(self._url, self._options, self._scrubbed)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.url!r})"
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _reopen, (type(self), self._url, self._options, self._durable, self._single_writer)
-
-    @property
-    def url(self) -> str:
-        """The store's URL without user and password; for a local store, its absolute path."""
-        return credentials.without_user(self._url)
-
-    @property
-    def parallel(self) -> int:
-        """How many requests at once pay off on this store."""
-        return self._backend.parallel
-
-    def child(self, prefix: str) -> ObjectStore:
-        """The store of what is under `prefix`."""
-        child = type(self)(f"{self._url}/{paths.checked(prefix)}", self._options, durable=self._durable)
-        child._single_writer = self._single_writer
-        return child
-
-    def read(self, path: str) -> bytes:
-        """The whole object; ObjectMissing if there is none."""
-        with self._translated("reading", paths.checked(path)):
-            return self._backend.read(path)
-
-    def read_into(self, path: str, buffer: Bytes | Sequence[Bytes], start: int = 0) -> int:
-        """Fills `buffer`, or several one after the other, with the object's bytes from `start` on; where the object ends, or, if it
-        goes on after what was asked for, at least one byte more than that."""
-        buffers = [buffer] if isinstance(buffer, np.ndarray) else buffer
-        with self._translated("reading", paths.checked(path)):
-            return self._backend.read_into(path, buffers, start)
-
-    def doubt(self, path: str) -> bool:
-        """For a reader that finds other bytes in `path` than were written: whether this thread's next read of it may bring better
-        ones. A store gives what it has; one that reads from copies first can go to the original."""
-        paths.checked(path)
-        return False
-
-    def write(self, path: str, data: Data) -> None:
-        """Puts an object, whole or not at all, in place of any that was there."""
-        with self._translated("writing", paths.checked(path), needs_bucket=True):
-            self._backend.write(path, _parts(data))
-
-    def create(self, path: str, data: bytes) -> bool:
-        """Puts an object only if there is none; whether it was put. Of any number of racing callers one gets True.
-
-        ConditionIgnored if the server would overwrite (see the class).
-        """
-        with self._translated("creating", paths.checked(path), needs_bucket=True):
-            if self._keeps_condition():
-                return self._backend.create(path, data)
-            if self._backend.exists(path):
-                return False
-            self._backend.write(path, _parts(data))
-            return True
-
-    def infos(self, prefix: str = "") -> list[ObjectInfo]:
-        """Path, size and time of all objects under the folder `prefix`, by path, as they are now: never from a cache."""
-        with self._translated("listing", paths.checked(prefix) if prefix else "", needs_bucket=True):
-            return self._backend.infos(prefix)
-
-    def list(self, prefix: str = "") -> list[str]:
-        """Sorted paths of all objects under the folder `prefix`, as they are now: never from a cache."""
-        return [info.path for info in self.infos(prefix)]
-
     def temporaries(self) -> list[ObjectInfo]:
         """What writers that are at it, or died, keep beside the objects, never shown by `infos`; only a local store has such files."""
         with self._translated("listing"):
             return self._backend.temporaries() if isinstance(self._backend, LocalObjects) else []
+
+    def list(self, prefix: str = "") -> list[str]:
+        """Sorted paths of all objects under the folder `prefix`, as they are now: never from a cache."""
+        return [info.path for info in self.infos(prefix)]
 
     def exists(self, path: str) -> bool:
         """Whether there is an object of exactly this path."""
