@@ -5,9 +5,9 @@ from __future__ import annotations
 from storage.version import Version
 
 __all__ = [
-    "BadReference", "ConditionIgnored", "Damaged", "FolderRefused", "ForkedStore", "LeaseExpired", "ObjectMissing", "SliceRefused", "StoreError",
-    "StoreUnreachable", "TensorMismatch", "UnknownFormat", "UnknownTag", "UnknownTensor", "UnsafePath", "UnsupportedTensor",
-    "VersionMissing", "VersionTaken",
+    "BadReference", "ConditionIgnored", "Damaged", "FolderRefused", "ForkedStore", "LeaseExpired", "ObjectMissing", "PartsMissing",
+    "PublishTooLong", "ShardsRefused", "SliceRefused", "StoreError", "StoreUnreachable", "TensorMismatch", "UnknownFile", "UnknownFormat",
+    "UnknownTag", "UnknownTensor", "UnsafePath", "UnsupportedTensor", "VersionDiffers", "VersionMissing", "VersionPassed", "VersionTaken",
 ]  # fmt: skip
 
 
@@ -62,6 +62,13 @@ class UnknownTensor(StoreError, KeyError):
         return str(self.args[0])
 
 
+class UnknownFile(StoreError, KeyError):
+    """A file of a model's folder, by its name, that the version doesn't have."""
+
+    def __str__(self) -> str:  # KeyError would show the message's repr
+        return str(self.args[0])
+
+
 class TensorMismatch(StoreError, ValueError):
     """A tensor to read into has another shape or type than the stored one."""
 
@@ -97,6 +104,66 @@ class VersionTaken(StoreError):
         return _rebuild, (type(self), self.args, self.__dict__)
 
 
+class VersionDiffers(StoreError):
+    """Two stores have different versions of the same number, so that one can't be copied over the other."""
+
+    def __init__(self, version: Version, source: str, target: str) -> None:
+        super().__init__(f"{target} has another version {version} than {source}: copy into a store of its own, or remove the one that is wrong")
+        self.version = version
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+class VersionPassed(StoreError):
+    """A version that comes before the newest one of its lineage: versions of a lineage only go up, so nothing was written."""
+
+    def __init__(self, version: Version, newest: Version, url: str) -> None:
+        super().__init__(
+            f"version {version} can't be published to {url} any more, since {newest} is there: publish a later step, or go back to a "
+            "version by opening a lineage"
+        )
+        self.version = version
+        self.newest = newest
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+class PublishTooLong(StoreError):
+    """A publish took so long that a collector may take its data for a dead attempt's; it gave up and its data is gone."""
+
+    def __init__(self, version: Version, took: float, longest: float, url: str) -> None:
+        super().__init__(
+            f"publishing version {version} to {url} took {took / 3600:.1f} hours, more than the {longest / 3600:g} after which its data may be "
+            "swept: publish it again, and less at once or to a faster store if it wasn't the machine that slept"
+        )
+        self.version = version
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+class PartsMissing(StoreError):
+    """Not all ranks have written their part of a version, so that it can't be committed yet."""
+
+    def __init__(self, version: Version, ranks: tuple[int, ...], url: str) -> None:
+        named = ", ".join(map(str, ranks[:20])) + (", ..." if len(ranks) > 20 else "")
+        super().__init__(
+            f"version {version} can't be committed to {url}: nothing of rank{'' if len(ranks) == 1 else 's'} {named} is there; "
+            "commit once publish_part has returned on every rank"
+        )
+        self.version = version
+        self.ranks = ranks
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+class ShardsRefused(StoreError, ValueError):
+    """Parts of a tensor that several ranks wrote, and that don't make it up: with gaps, overlapping, of other shapes or types."""
+
+
 class Damaged(StoreError):
     """Stored bytes are missing, cut short, changed or contradictory. `tensor` is None if it isn't one tensor's bytes."""
 
@@ -107,6 +174,7 @@ class Damaged(StoreError):
         self.version = version
         self.tensor = tensor
         self.what = what
+        self.reason = reason
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.args, self.__dict__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from storage.version import Version
 
+CLOCK = "clock"
 COMMITS = "commits"
 DATA = "data"
 FILES = "files"
@@ -11,6 +12,8 @@ LEASES = "leases"
 LINEAGES = "lineages"
 RETIRED = "retired"
 TAGS = "tags"
+PROBE = "probe-"
+"""How the names of objects begin that only try whether a store can be written to."""
 
 CHUNK_BYTES = 16 << 20
 """About how large a chunk is: large enough for a disk's or a bucket's full speed, small enough to hold a few in memory."""
@@ -64,3 +67,30 @@ def chunk_key(array: str, number: int) -> str:
 def file_key(sha256: str) -> str:
     """Where a file of a model's folder is, by its content: versions with equal files share one object."""
     return f"{FILES}/{sha256}"
+
+
+def tag_path(name: str) -> str:
+    return f"{TAGS}/{name}.json"
+
+
+def tag_name(path: str) -> str | None:
+    """The tag whose object `path` is; None for any other object."""
+    name = path.removeprefix(TAGS + "/").removesuffix(".json")
+    return name if "/" not in name and tag_path(name) == path else None
+
+
+def lease_path(version: Version, token: str) -> str:
+    return f"{LEASES}/{version}-{token}.json"
+
+
+def retired_path(version: Version) -> str:
+    return f"{RETIRED}/{version}.json"
+
+
+def retired_version(path: str) -> Version | None:
+    """The version whose record of going `path` is; None for any other object."""
+    try:
+        version = Version.parse(path.removeprefix(RETIRED + "/").removesuffix(".json"))
+    except ValueError:
+        return None
+    return version if retired_path(version) == path else None

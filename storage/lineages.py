@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from storage import layout
 from storage.commit import FORMAT, sealed, unsealed
@@ -38,6 +38,10 @@ class Lineages:
         for _ in range(_OPEN_ATTEMPTS):
             record = {"format": FORMAT, "lineage": number, "parent": None if parent is None else str(parent), "created": time.time()}
             if self._store.create(layout.lineage_path(number), sealed(json.dumps(record, separators=(",", ":")).encode())):
+                # A collector deletes a commit first and looks at the lineages then; so one of the two sees what the other did.
+                if parent is not None and not self._store.exists(layout.commit_path(parent)):
+                    self._store.delete(layout.lineage_path(number))
+                    raise VersionMissing(parent, self._store.url)
                 return number
             number += 1
         raise StoreError(f"{self._store.url}: others took {_OPEN_ATTEMPTS} lineages meanwhile; is something opening them in a loop?")
@@ -60,6 +64,14 @@ class Lineages:
             raise Damaged(what=path, reason=f"names a later parent, {parent}", url=self._store.url)
         return parent
 
+    def parents(self) -> dict[int, Version | None]:
+        """What each recorded lineage branched off, by number. Damaged if a record is."""
+        return {number: self.parent(number) for number in self.numbers()}
+
+    def last(self, versions: Iterable[Version]) -> int | None:
+        """The newest lineage that is recorded or has one of `versions`; None if there is none."""
+        return max((*self.numbers(), *(version.lineage for version in versions)), default=None)
+
     def newest(self, versions: Iterable[Version], lineage: int | None = None) -> Version | None:
         """The last of `versions` in `lineage` (default: the newest there is) or, while that has none, the version it branched off.
 
@@ -68,7 +80,7 @@ class Lineages:
         """
         existing = set(versions)
         if lineage is None:
-            lineage = max((*self.numbers(), *(version.lineage for version in existing)), default=None)
+            lineage = self.last(existing)
             if lineage is None:
                 return None
         own = [version for version in existing if version.lineage == lineage]
@@ -78,3 +90,17 @@ class Lineages:
         if parent is not None and parent not in existing:
             raise VersionMissing(parent, self._store.url)
         return parent
+
+
+def surviving(versions: Iterable[Version], parents: Mapping[int, Version | None], lineage: int) -> list[Version]:
+    """Those of `versions` that lead up to the end of `lineage`, ascending: its own, then those of its parent's lineage up to where it
+    branched off, and so on. What came after a branch point in the older lineage, the abandoned tail, isn't among them."""
+    by_lineage: dict[int, list[Version]] = {}
+    for version in versions:
+        by_lineage.setdefault(version.lineage, []).append(version)
+    found = list(by_lineage.get(lineage, ()))
+    parent = parents.get(lineage)
+    while parent is not None:
+        found += [version for version in by_lineage.get(parent.lineage, ()) if version <= parent]
+        parent = parents.get(parent.lineage)
+    return sorted(found)

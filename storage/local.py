@@ -69,12 +69,19 @@ class LocalObjects:
         return True
 
     def infos(self, prefix: str) -> list[ObjectInfo]:
+        return self._walk(prefix, temporary=False)
+
+    def temporaries(self) -> list[ObjectInfo]:
+        """Files that writers are filling, or left when they died."""
+        return self._walk("", temporary=True)
+
+    def _walk(self, prefix: str, *, temporary: bool) -> list[ObjectInfo]:
         start = self._file(prefix) if prefix else self._root
         found = []
         for folder, _, names in os.walk(start, onerror=_raise_unless_absent):
             for name in names:
                 path = os.path.join(folder, name)
-                if name.startswith(_TEMPORARY):
+                if name.startswith(_TEMPORARY) is not temporary:
                     continue
                 with suppress(FileNotFoundError):  # deleted between the two looks
                     status = os.stat(path, follow_symlinks=False)
