@@ -54,7 +54,7 @@ class TensorValues:
             if self.starts[i] >= end:
                 break
             offset, tensor = self.starts[i], self.tensors[i]
-            parts.extend(_flat_parts(tensor, max(start - offset, 0), min(end - offset, tensor.numel())))
+            parts.extend(flat_parts(tensor, max(start - offset, 0), min(end - offset, tensor.numel())))
         return parts
 
     def snapshot(self) -> TensorValues:
@@ -134,7 +134,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
     return dense and tensor.is_contiguous()
 
 
-def _flat_parts(tensor: torch.Tensor, start: int, end: int) -> Iterator[Bytes]:
+def flat_parts(tensor: torch.Tensor, start: int, end: int) -> Iterator[Bytes]:
     """Row-major values [start, end) of any dense tensor: views of its own memory where that holds them so, else copies."""
     if is_plain(tensor):
         itemsize = tensor.dtype.itemsize

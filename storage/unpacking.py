@@ -58,7 +58,7 @@ class Unpacker:
                 raise UnknownTensor(f"version {self._commit.version} has no tensor {name!r}")
         cuts = {name: _selection(name, index[name], slices) for name in (*asked, *out)}
         for name, tensor in out.items():
-            _check_fits(name, tensor, index[name], cuts[name])
+            check_fits(name, tensor, index[name], cuts[name])
         wanted = {name: (index[name].alias_of or name, cuts[name]) for name in asked}
         found: dict[_Asked, torch.Tensor] = {}
         for name, key in wanted.items():
@@ -111,7 +111,7 @@ def _given(source: torch.Tensor, target: torch.Tensor | None) -> torch.Tensor:
     return target
 
 
-def _check_fits(name: str, tensor: torch.Tensor, entry: TensorEntry, selection: Selection) -> None:
+def check_fits(name: str, tensor: torch.Tensor, entry: TensorEntry, selection: Selection) -> None:
     if (name_of(tensor.dtype), tuple(tensor.shape)) != (entry.dtype, selection.shape) or tensor.is_meta:
         raise TensorMismatch(
             f"tensor {name!r} is {entry.dtype} {list(selection.shape)}, and can't be read into {name_of(tensor.dtype)} {list(tensor.shape)}"
