@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+_MOST_CUT = 6
 
 Box = tuple[slice, ...]
 """One slice(start, stop) a dimension, both set, within the shape."""
@@ -30,6 +33,23 @@ def common(one: Box, other: Box) -> Box | None:
     """What is in both boxes; None if nothing is."""
     found = tuple(slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(one, other, strict=True))
     return None if any(cut.stop <= cut.start for cut in found) else found
+
+
+def covers(region: Box, boxes: Sequence[Box]) -> bool:
+    """Whether `boxes`, none of them empty, make up `region` exactly: without a gap, an overlap or anything outside.
+
+    How often a point is covered is a function that its signed corners (its mixed derivative) determine; so the corners of all boxes
+    have to cancel but for the region's. Linear in the number of boxes; more than six dimensions that are cut are refused.
+    """
+    cut = [dimension for dimension, full in enumerate(region) if any(box[dimension] != full for box in boxes)]
+    if not boxes or len(cut) > _MOST_CUT:
+        return False
+    corners: Counter[tuple[int, ...]] = Counter()
+    for sign, box in itertools.chain([(-1, region)], ((1, box) for box in boxes)):
+        for ends in itertools.product((False, True), repeat=len(cut)):
+            corner = tuple(box[dimension].stop if end else box[dimension].start for dimension, end in zip(cut, ends, strict=True))
+            corners[corner] += -sign if sum(ends) % 2 else sign
+    return not any(corners.values())
 
 
 def boxes_of(shape: Sequence[int], start: int, end: int) -> Iterator[Box]:

@@ -11,7 +11,7 @@ from typing import Any
 import pydantic
 import pydantic_core
 
-from storage import paths
+from storage import layout, paths
 from storage.delta_index import check_deltas
 from storage.errors import Damaged, UnknownFormat, UnsafePath
 from storage.index import ArrayEntry, DeltaEntry, IndexRefused, ObjectEntry, TensorEntry, check_attempt, check_index
@@ -23,11 +23,12 @@ JSON = pydantic.JsonValue
 FORMAT = 1
 """The format written. A reader refuses any other; a feature that older readers must not ignore goes into `requires` instead."""
 
-FEATURES: frozenset[str] = frozenset({"deltas"})
+FEATURES: frozenset[str] = frozenset({"deltas", "shards"})
 """What of `requires` this release can read."""
 
 _SEAL = re.compile(rb',"sha256":"([0-9a-f]{64})"\}')
 _SEAL_BYTES = 77
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _LARGEST_COMMIT = 256 << 20
 
 
@@ -137,6 +138,7 @@ def _check(commit: Commit, version: Version) -> None:
     _check_keys(commit.documents)
     for entry in (*commit.objects, *commit.documents.values()):
         paths.checked(entry.key)
+    _check_files(commit.files)
 
 
 def _check_base(commit: Commit) -> None:
@@ -150,3 +152,9 @@ def _check_keys(documents: Mapping[str, ObjectEntry]) -> None:
     for name, entry in documents.items():
         if entry.bytes < 0 or not entry.key.startswith("documents/"):
             raise IndexRefused(f"document {name[:40]!r} has a wrong key or size: {entry.key[:60]!r}, {entry.bytes} bytes")
+
+
+def _check_files(files: Mapping[str, ObjectEntry]) -> None:
+    for name, entry in files.items():
+        if "/" in paths.checked(name) or entry.bytes < 0 or _DIGEST.fullmatch(entry.sha256) is None or entry.key != layout.file_key(entry.sha256):
+            raise IndexRefused(f"file {name[:40]!r} has a wrong name, key or size: {entry.key[:60]!r}, {entry.bytes} bytes")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from storage import layout
+from storage.boxes import covers, whole
 from storage.dtypes import ITEMSIZE
 
 _ARRAY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
@@ -124,18 +125,26 @@ def check_index(arrays: Mapping[str, ArrayEntry], deltas: Mapping[str, DeltaEntr
     Since they don't overlap, what a reader allocates is bounded by what is stored. `deltas` have been checked already.
     """
     for name, array in arrays.items():
-        _check_array(name, array)
+        check_array(name, array)
     places: dict[str, ArrayEntry | DeltaEntry] = {**arrays, **deltas}
     spans: dict[str, list[tuple[int, int, str]]] = {name: [] for name in places}
     for name, tensor in tensors.items():
         _check_tensor(name, tensor, places, tensors)
-        if tensor.array is not None and tensor.alias_of is None:
-            spans[tensor.array].append((tensor.offset, tensor.offset + tensor.numel, name))
+        for place, offset, count in _places_of(tensor):
+            spans[place].append((offset, offset + count, name))
     for taken in spans.values():
         taken.sort()
         for (_, end, one), (start, _, other) in itertools.pairwise(taken):
             if start < end:
                 raise IndexRefused(f"tensors {one!r} and {other!r} overlap")
+
+
+def _places_of(tensor: TensorEntry) -> Iterator[tuple[str, int, int]]:
+    """Array, first value and count of each run of values that a tensor calls its own."""
+    if tensor.array is not None and tensor.alias_of is None:
+        yield tensor.array, tensor.offset, tensor.numel
+    for shard in tensor.shards:
+        yield shard.array, shard.offset, math.prod(shard.shape)
 
 
 def check_array_name(name: str) -> None:
@@ -152,7 +161,8 @@ def check_array_sizes(name: str, dtype: str, length: int, chunk: int) -> None:
         raise IndexRefused(f"array {name!r} has impossible sizes: length {length}, chunk {chunk}")
 
 
-def _check_array(name: str, array: ArrayEntry) -> None:
+def check_array(name: str, array: ArrayEntry) -> None:
+    """IndexRefused unless an array's name, sizes and chunks can be true."""
     check_array_name(name)
     check_array_sizes(name, array.dtype, array.length, array.chunk)
     if array.block_bytes < 1:
@@ -164,12 +174,14 @@ def _check_array(name: str, array: ArrayEntry) -> None:
             raise IndexRefused(f"chunk {number} of array {name!r} has a wrong key or size: {chunk.key[:60]!r}, {chunk.bytes} bytes")
 
 
-def _check_tensor(name: str, tensor: TensorEntry, arrays: Mapping[str, ArrayEntry | DeltaEntry], tensors: Mapping[str, TensorEntry]) -> None:
+def _check_tensor(name: str, tensor: TensorEntry, places: Mapping[str, ArrayEntry | DeltaEntry], tensors: Mapping[str, TensorEntry]) -> None:
     if tensor.dtype not in ITEMSIZE:
         raise IndexRefused(f"tensor {name!r} has unknown type {tensor.dtype[:40]!r}")
     if len(tensor.shape) > _MOST_DIMENSIONS or min(tensor.shape, default=0) < 0 or math.prod(tensor.shape) != tensor.numel:
         raise IndexRefused(f"tensor {name!r} can't have shape {tensor.shape[:_MOST_DIMENSIONS]} and {tensor.numel} values")
-    if tensor.alias_of is not None:
+    if tensor.shards:
+        _check_shards(name, tensor, places)
+    elif tensor.alias_of is not None:
         target = tensors.get(tensor.alias_of)
         if target is None or target.alias_of is not None or (target.dtype, target.shape) != (tensor.dtype, tensor.shape):
             raise IndexRefused(f"tensor {name!r} can't be another name for {tensor.alias_of!r}")
@@ -177,8 +189,25 @@ def _check_tensor(name: str, tensor: TensorEntry, arrays: Mapping[str, ArrayEntr
         if tensor.numel:
             raise IndexRefused(f"tensor {name!r} has {tensor.numel} values and no array")
     else:
-        array = arrays.get(tensor.array)
-        if array is None or array.dtype != tensor.dtype:
-            raise IndexRefused(f"tensor {name!r} of {tensor.dtype} is said to be in array {tensor.array[:60]!r}, which can't hold it")
-        if tensor.offset < 0 or tensor.numel < 1 or tensor.offset + tensor.numel > array.length:
-            raise IndexRefused(f"tensor {name!r} reaches outside of array {tensor.array!r}")
+        _check_place(name, tensor.dtype, tensor.array, tensor.offset, tensor.numel, places)
+
+
+def _check_shards(name: str, tensor: TensorEntry, places: Mapping[str, ArrayEntry | DeltaEntry]) -> None:
+    if tensor.array is not None or tensor.alias_of is not None:
+        raise IndexRefused(f"tensor {name!r} has shards and is said to be elsewhere too")
+    boxes = []
+    for shard in tensor.shards:
+        if not len(shard.start) == len(shard.shape) == len(tensor.shape) or min(shard.start, default=0) < 0 or min(shard.shape, default=1) < 1:
+            raise IndexRefused(f"a shard of tensor {name!r} has impossible sizes")
+        _check_place(name, tensor.dtype, shard.array, shard.offset, math.prod(shard.shape), places)
+        boxes.append(tuple(slice(at, at + size) for at, size in zip(shard.start, shard.shape, strict=True)))
+    if not covers(whole(tensor.shape), boxes):
+        raise IndexRefused(f"tensor {name!r} isn't made up exactly once by its {len(boxes)} shards")
+
+
+def _check_place(name: str, dtype: str, array: str, offset: int, count: int, places: Mapping[str, ArrayEntry | DeltaEntry]) -> None:
+    place = places.get(array)
+    if place is None or place.dtype != dtype:
+        raise IndexRefused(f"tensor {name!r} of {dtype} is said to be in array {array[:60]!r}, which can't hold it")
+    if offset < 0 or count < 1 or offset + count > place.length:
+        raise IndexRefused(f"tensor {name!r} reaches outside of array {array!r}")

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
-import uuid
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 import torch
 
 from storage import layout
-from storage.chunks import ArrayReader, ChunkReader, Folder
+from storage.chains import chain, links_of, readers_of
+from storage.chunks import ArrayReader
 from storage.commit import FORMAT, JSON, Commit, decode, encode
-from storage.errors import Damaged, ObjectMissing, StoreError, VersionMissing, VersionTaken
+from storage.errors import ObjectMissing, PublishTooLong, StoreError, VersionMissing, VersionPassed, VersionTaken
+from storage.index import DeltaEntry, TensorEntry
 from storage.lineages import Lineages
+from storage.model_files import check_file_names, put_files, read_object
 from storage.objects import ObjectStore
 from storage.packing import Packed
+from storage.refs import Reference, resolve
+from storage.retirement import Retirements
 from storage.selection import Slices
 from storage.unpacking import NO_SLICES, NO_TENSORS, Unpacker
+from storage.updating import can_update, update
 from storage.version import Version
-from storage.writing import put_object, write_arrays
+from storage.writing import new_attempt, put_object, write_arrays
 
 _NOTHING: Mapping[str, JSON] = MappingProxyType({})
 _NO_BYTES: Mapping[str, bytes] = MappingProxyType({})
@@ -61,12 +65,35 @@ class VersionedStore:
             raise VersionMissing(version, self.store.url) from error
         return decode(data, version, path, self.store.url)
 
-    def resolve(self, version: Version | None) -> Version:
-        """`version`, or the newest one for None; VersionMissing if there is none."""
-        found = self.newest() if version is None else version
-        if found is None:
-            raise VersionMissing(None, self.store.url)
-        return found
+    def needed_commit(self, version: Version) -> Commit:
+        """The commit of a version that another one's data needs: also of one that was retired since its reader began, while its data
+        is there. VersionMissing, Damaged or UnknownFormat."""
+        try:
+            return self.commit(version)
+        except VersionMissing:
+            retired = Retirements(self.store).commit(version)
+            if retired is None:
+                raise
+            return retired
+
+    def resolve(self, ref: Reference | None) -> Version:
+        """The version that `ref` (a version, `0-42`, a tag, `newest`, or None for the newest) names.
+
+        VersionMissing if it is the newest and there is none, UnknownTag, BadReference.
+        """
+        return resolve(ref, self.store, self.newest)
+
+    def next_lineage(self) -> int:
+        """The lineage that the next version is of unless its publisher says otherwise: the newest; 0 in an empty store."""
+        return self._lineages.last(self.versions()) or 0
+
+    def check_free(self, version: Version) -> None:
+        """VersionTaken if there is such a version, VersionPassed if its lineage has gone on past it."""
+        later = [found for found in self.versions() if found.lineage == version.lineage and found >= version]
+        if version in later:
+            raise VersionTaken(version, self.store.url)
+        if later:
+            raise VersionPassed(version, max(later), self.store.url)
 
     def put(
         self,
@@ -76,39 +103,68 @@ class VersionedStore:
         parent: Version | None = None,
         metadata: Mapping[str, JSON] = _NOTHING,
         documents: Mapping[str, bytes] = _NO_BYTES,
+        files: Mapping[str, bytes] = _NO_BYTES,
     ) -> Commit:
-        """Writes the data, then the commit. VersionTaken if another one's commit is there: ours is then deleted."""
-        if self.store.exists(layout.commit_path(version)):
-            raise VersionTaken(version, self.store.url)
-        attempt = uuid.uuid4().hex
+        """Writes the data, then the commit.
+
+        VersionTaken if another one's commit is there, VersionPassed if one of a later version of the lineage is, PublishTooLong:
+        what of ours was written is then deleted.
+        """
+        check_file_names(files)
+        self.check_free(version)
+        started = time.time()
+        attempt = new_attempt()
         prefix = layout.data_prefix(version, attempt)
         folder = self.store.child(prefix)
-        arrays, objects = write_arrays(folder, packed.arrays)
+        try:
+            arrays, objects = write_arrays(folder, packed.arrays)
+            said = {name: put_object(folder, f"documents/{name}.json", data) for name, data in documents.items()}
+            kept = put_files(self.store, files)
+        except StoreError:
+            self._drop(prefix)
+            raise
         commit = Commit(
             format=FORMAT,
-            requires=_requires(packed),
+            requires=requires(packed.tensors, packed.deltas),
             version=version,
             parent=parent,
             base=packed.base,
             attempt=attempt,
             created=time.time(),
             arrays=arrays,
-            deltas=packed.deltas,
             tensors=packed.tensors,
             objects=objects,
-            documents={name: put_object(folder, f"documents/{name}.json", data) for name, data in documents.items()},
+            documents=said,
+            files=kept,
+            deltas=packed.deltas,
             metadata=dict(metadata),
         )
-        if not self.store.create(layout.commit_path(version), encode(commit)) and self.commit(version).attempt != attempt:
+        return self.make(commit, started)
+
+    def make(self, commit: Commit, started: float) -> Commit:
+        """Makes a version exist whose data is there; `started`: when the first of it was written, in seconds since 1970.
+
+        VersionTaken or PublishTooLong: the data is then deleted.
+        """
+        version, prefix = commit.version, layout.data_prefix(commit.version, commit.attempt)
+        # (By the clock on the wall, since a machine that slept has left data behind that others may think dead.)
+        took = time.time() - started
+        if took > layout.LONGEST_PUBLISH_S:
+            self._drop(prefix)
+            raise PublishTooLong(version, took, layout.LONGEST_PUBLISH_S, self.store.url)
+        if not self.store.create(layout.commit_path(version), encode(commit)) and self.commit(version).attempt != commit.attempt:
             # (A client that repeated its request after a lost reply is refused by its own commit: then it is ours.)
             self._drop(prefix)
             raise VersionTaken(version, self.store.url)
         return commit
 
+    def chain(self, commit: Commit, held: Version | None = None) -> list[Commit]:
+        """See `chains.chain`."""
+        return chain(commit, self.needed_commit, self.store.url, held)
+
     def readers(self, commit: Commit) -> dict[str, ArrayReader]:
         """What gives the values of each of a version's arrays and deltas, by name."""
-        folder = Folder(self.store.child(layout.data_prefix(commit.version, commit.attempt)), commit.version)
-        return {name: ChunkReader(folder, array) for name, array in commit.arrays.items()}
+        return readers_of(self.store, self.chain(commit))
 
     def tensors(
         self,
@@ -122,26 +178,28 @@ class VersionedStore:
         """See `Unpacker.read`."""
         return Unpacker(commit, self.readers(commit), self.store.parallel).read(names, slices, device, out)
 
+    def updated(self, commit: Commit, held: Version, out: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """All tensors of a version: those in `out`, which hold all of version `held`, by its changes where that can be, or else read
+        anew. See `updating.update`."""
+        commits = self.chain(commit, held)
+        links = links_of(self.store, commits) if commits[-1].base == held else {}
+        if can_update(commit, links, out):
+            return update(commit, links, out, self.store.parallel)
+        return self.tensors(commit, out=out)
+
     def document(self, commit: Commit, name: str) -> bytes:
         """The bytes of one of a commit's documents; Damaged if they aren't what was written."""
         entry = commit.documents[name]
-        path = f"{layout.data_prefix(commit.version, commit.attempt)}/{entry.key}"
-        try:
-            data = self.store.read(path)
-        except ObjectMissing as error:
-            raise Damaged(what=path, reason="is missing", url=self.store.url, version=commit.version) from error
-        if len(data) != entry.bytes or hashlib.sha256(data).hexdigest() != entry.sha256:
-            raise Damaged(what=path, reason="is cut short or changed", url=self.store.url, version=commit.version)
-        return data
+        return read_object(self.store, f"{layout.data_prefix(commit.version, commit.attempt)}/{entry.key}", entry, commit)
 
     def _drop(self, prefix: str) -> None:
         try:
             self.store.delete(prefix, recursive=True)
         except StoreError as error:  # what stays belongs to no version and does no harm but to space
-            _log.warning("data of a lost race stays in %s: %s", self.store.url, error)
+            _log.warning("data of an attempt that came to nothing stays in %s: %s", self.store.url, error)
 
 
-def _requires(packed: Packed) -> tuple[str, ...]:
-    """Features that a reader of this version has to have; none for a full one of one writer, which every release reads."""
-    shards = any(tensor.shards for tensor in packed.tensors.values())
-    return tuple(name for name, used in (("deltas", packed.deltas), ("shards", shards)) if used)
+def requires(tensors: Mapping[str, TensorEntry], deltas: Mapping[str, DeltaEntry]) -> tuple[str, ...]:
+    """Features that a reader of a version has to have; none for a full one of one writer, which every release reads."""
+    shards = any(tensor.shards for tensor in tensors.values())
+    return tuple(name for name, used in (("deltas", deltas), ("shards", shards)) if used)

@@ -3,39 +3,42 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
+from storage.collection import Collection, collect
 from storage.commit import JSON, Commit
+from storage.delta_writer import DeltaWriter
+from storage.errors import VersionMissing
+from storage.following import Follower, follow, follow_async
+from storage.layout import commit_path
+from storage.leases import Lease, Leases
+from storage.model_files import check_file_names, read_file
 from storage.objects import ObjectStore
 from storage.packing import pack
+from storage.parted import PartedVersions
+from storage.parts import Shard, array_suffix
+from storage.publication import Publication, Publisher
+from storage.refs import Reference
+from storage.retention import Retention
+from storage.selection import Slices
+from storage.tags import Tags
+from storage.unpacking import NO_SLICES
+from storage.verification import Progress, Verification, verify
 from storage.version import Version
 from storage.versions import VersionedStore
+from storage.writing import new_attempt
 
-__all__ = ["Commit", "JSON", "Publication", "WeightStore"]
+__all__ = ["Commit", "JSON", "Publication", "Shard", "WeightStore", "new_attempt"]
 
 _NOTHING: Mapping[str, JSON] = MappingProxyType({})
-
-
-class Publication:
-    """A publish under way."""
-
-    def __init__(self, version: Version, future: Future[Commit]) -> None:
-        self.version = version
-        self._future = future
-
-    def done(self) -> bool:
-        """Whether `result` would return or raise at once."""
-        return self._future.done()
-
-    def result(self, timeout: float | None = None) -> Version:
-        """The version, once it exists. VersionTaken if another publisher won, StoreUnreachable if the store failed,
-        TimeoutError after `timeout` seconds (the publish goes on)."""
-        return self._future.result(timeout).version
+_NO_FILES: Mapping[str, bytes] = MappingProxyType({})
+_NO_SHARDS: Mapping[str, Shard] = MappingProxyType({})
 
 
 class WeightStore:
@@ -43,28 +46,38 @@ class WeightStore:
 
     A version exists from one moment on, whole, or not at all, whatever dies meanwhile; it never changes. Travels by pickle
     (without publishes under way), and can be used from threads and in spawned processes; after a fork, make a new one.
+
+    `durable` has local publishes reach the disk (fsync) before they count: take it where a version has to survive a power cut, as
+    the only copy of a run's result has to, and leave it where a crash of the machine ends the run anyway. Buckets always do so.
+
+    With `full_every` above 1, `publish` stores what has changed since the version that this object published before, where that takes
+    less, and at least every `full_every`-th version whole (see `DeltaWriter`). For that the object keeps a copy of what it published
+    last, which is one state's memory. Such versions are pulled like any other; `chain` says what a pull of one needs.
     """
 
-    def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None) -> None:
-        self._open(ObjectStore(url, storage_options))
+    def __init__(
+        self, url: str, storage_options: Mapping[str, Any] | None = None, *, durable: bool = False, full_every: int = 1
+    ) -> None:
+        self._open(ObjectStore(url, storage_options, durable=durable), full_every)
 
     @classmethod
-    def over(cls, objects: ObjectStore) -> WeightStore:
+    def over(cls, objects: ObjectStore, full_every: int = 1) -> WeightStore:
         """The weights in an object store that is open already."""
         weights = cls.__new__(cls)
-        weights._open(objects)
+        weights._open(objects, full_every)
         return weights
 
-    def _open(self, objects: ObjectStore) -> None:
+    def _open(self, objects: ObjectStore, full_every: int) -> None:
         self._versioned = VersionedStore(objects)
-        # One thread: versions are committed in the order in which they were published.
-        self._publisher = ThreadPoolExecutor(1, thread_name_prefix="publish")
+        self._writer = DeltaWriter(self._versioned, full_every)
+        self._parts = PartedVersions(self._versioned)
+        self._publisher = Publisher()
 
     def __repr__(self) -> str:
         return f"WeightStore({self.url!r})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return WeightStore.over, (self._versioned.store,)
+        return WeightStore.over, (self._versioned.store, self._writer.full_every)
 
     @property
     def url(self) -> str:
@@ -76,28 +89,114 @@ class WeightStore:
         return self._versioned.store
 
     def publish(
-        self, state: Mapping[str, torch.Tensor], *, version: Version, parent: Version | None = None, metadata: Mapping[str, JSON] = _NOTHING
+        self,
+        state: Mapping[str, torch.Tensor],
+        *,
+        step: int | None = None,
+        version: Version | None = None,
+        parent: Version | None = None,
+        metadata: Mapping[str, JSON] = _NOTHING,
+        files: Mapping[str, bytes] = _NO_FILES,
+        background: bool = True,
     ) -> Publication:
-        """Copies the tensors and returns; the copy is then written, and committed as `version`, in the background.
+        """Copies the tensors and returns; the copy is then written, and committed as a version, in the background.
 
-        `parent` is the version that training started from, `metadata` anything that JSON can say of this one. The caller may
-        change the tensors as soon as this returns. UnsupportedTensor or, for metadata that isn't JSON, TypeError or ValueError.
+        The version is `step` of the newest lineage (0 in an empty store), or `version` as a whole; not both. `parent` is the version
+        that training started from, `metadata` anything that JSON can say of this one, `files` those of the model's folder (config,
+        tokenizer), by plain name; equal ones are stored once for all versions. The caller may change the tensors as soon as this
+        returns. Without `background`, no copy is made (unless deltas need one): this returns once the version exists, or raises what
+        `Publication.result` does, and nothing may change the tensors meanwhile.
+
+        ValueError for a version that isn't named in one way; UnsupportedTensor; UnsafePath for a file's name; TypeError or ValueError
+        for metadata that isn't JSON.
         """
-        said = json.loads(json.dumps(dict(metadata), allow_nan=False))
-        packed = pack(state)
-        future = self._publisher.submit(self._versioned.put, version, packed, parent=parent, metadata=said, documents={})
-        return Publication(version, future)
+        self._publisher.check_process()
+        number = self._number(step, version)
+        said = _json(metadata)
+        check_file_names(files)
+        packed = pack(state, copy=background or self._writer.keeps)
+        write = partial(self._writer.put, number, packed, parent=parent, metadata=said, files=dict(files))
+        return self._publisher.behind(number, write) if background else self._publisher.before(number, write)
+
+    def publish_part(
+        self,
+        state: Mapping[str, torch.Tensor],
+        *,
+        version: Version,
+        attempt: str,
+        rank: int,
+        ranks: int,
+        shards: Mapping[str, Shard] = _NO_SHARDS,
+    ) -> None:
+        """Writes what this one of `ranks` ranks holds of `version`, and returns once it is there; `commit_parts` then makes it exist.
+
+        `attempt` comes from `new_attempt()`, once for all ranks. Tensors in `shards` are boxes of larger ones; others are whole. One
+        rank has to write each value: leave out what another one writes. ShardsRefused for a shard outside of its tensor;
+        VersionTaken, VersionPassed, UnsupportedTensor, StoreUnreachable.
+        """
+        self._parts.write(pack(state, copy=False, suffix=array_suffix(rank)), version, attempt, rank, ranks, shards)
+
+    def commit_parts(
+        self,
+        version: Version,
+        attempt: str,
+        ranks: int,
+        *,
+        parent: Version | None = None,
+        metadata: Mapping[str, JSON] = _NOTHING,
+        files: Mapping[str, bytes] = _NO_FILES,
+    ) -> Version:
+        """Makes `version` exist, of the parts that `ranks` ranks have written as `attempt`; one process calls this, once.
+
+        PartsMissing names the ranks that haven't; they may still do so. ShardsRefused names a tensor that isn't made up exactly once.
+        VersionTaken, VersionPassed, PublishTooLong.
+        """
+        said = _json(metadata)
+        return self._parts.commit(version, attempt, ranks, parent=parent, metadata=said, files=files).version
 
     def pull(
-        self, version: Version | None = None, *, names: Iterable[str] | None = None, out: Mapping[str, torch.Tensor] | None = None
+        self,
+        version: Reference | None = None,
+        *,
+        names: Iterable[str] | None = None,
+        slices: Mapping[str, Slices] = NO_SLICES,
+        device: torch.device | str | None = None,
+        out: Mapping[str, torch.Tensor] | None = None,
+        base: Version | None = None,
     ) -> dict[str, torch.Tensor]:
-        """The tensors of `version` (default: `newest()`), or the named ones, every byte checked.
+        """The tensors of `version` (see `resolve`; default: the newest), or the named ones, every byte checked.
 
-        Those in `out` are read into the tensors given there, of the same shape and type, on any device; the others are new, on
-        the CPU. Tied tensors come back as one. VersionMissing, Damaged, UnknownFormat, UnknownTensor or TensorMismatch; after
-        an error the content of `out` is undefined.
+        `slices` cuts tensors by name, as between brackets: ints, slices of step 1 and tuples of them; rows cost their own bytes, columns
+        at most those of their rows. Tensors in `out` are read into those given there, of the shape and type of what is read, on any
+        device; the others are new, on `device` (default: CPU). Tied tensors come back as one if they are cut alike. VersionMissing,
+        Damaged, UnknownFormat, UnknownTensor, SliceRefused or TensorMismatch; after an error the content of `out` is undefined.
+
+        `base` says that `out` holds all of that version. If it is on the `chain` of the one that is pulled, only the changes since are
+        read, and applied in place; if not, all is read into `out`. Either way every value is checked: Damaged if `out` held something
+        else. ValueError together with `names`, `slices` or `device`.
         """
-        return self._versioned.tensors(self.commit(self._versioned.resolve(version)), names, out=dict(out or {}))
+        commit = self.commit(self._versioned.resolve(version))
+        if base is None:
+            return self._versioned.tensors(commit, names, slices=slices, device=device, out=out or {})
+        if names is not None or slices or device is not None:
+            raise ValueError("pull: with base, out is brought from one whole version to another; leave out names, slices and device, or base")
+        return self._versioned.updated(commit, base, out or {})
+
+    def chain(self, version: Version) -> list[Version]:
+        """The versions whose data `version` needs: itself, then the one that it holds changes of, down to a full one.
+
+        VersionMissing, UnknownFormat, or Damaged if one of them is gone or isn't older than the one before.
+        """
+        return [commit.version for commit in self._versioned.chain(self.commit(version))]
+
+    def bytes_to_pull(self, version: Version, base: Version | None = None) -> int:
+        """Stored bytes that a pull of all of `version` reads, its commits aside; `base`: the version that `out` holds."""
+        commits = self._versioned.chain(self.commit(version), base)
+        return sum(chunk.bytes for commit in commits for array in commit.arrays.values() for chunk in array.chunks)
+
+    def file(self, version: Reference | None, name: str) -> bytes:
+        """A file of the model's folder as it was published with `version` (None: the newest). VersionMissing, UnknownFile, Damaged."""
+        return read_file(self.objects, self.commit(self._versioned.resolve(version)), name)
 
     def newest(self, lineage: int | None = None) -> Version | None:
         """The last version of `lineage` (default: the newest lineage) or, while it has none, the one it branched off; None in an
@@ -122,3 +221,97 @@ class WeightStore:
     def check_writable(self) -> None:
         """Raises one StoreUnreachable that says what to do unless versions can be published here."""
         self._versioned.store.check_writable()
+
+    def resolve(self, ref: Reference | None = None) -> Version:
+        """The version that `ref` names: a version itself, or as text `0-42`, a tag's name or `newest`; None means the newest.
+
+        VersionMissing if that is asked for and there is none, UnknownTag, BadReference for a text that can name nothing. Whether the
+        version still exists is seen when it is read.
+        """
+        return self._versioned.resolve(ref)
+
+    def tag(self, name: str, ref: Reference) -> Version:
+        """Puts tag `name` on a version, taking it off any other; the version, which stays as long as the tag does.
+
+        A name is up to 100 letters, digits and `_.-`, not spelled like a version, not `newest`: else BadReference. VersionMissing.
+        """
+        version = self.resolve(ref)
+        Tags(self.objects).put(name, version)
+        return version
+
+    def untag(self, name: str) -> None:
+        """Takes a tag away; UnknownTag if there is none."""
+        Tags(self.objects).remove(name)
+
+    def tags(self) -> dict[str, Version]:
+        """Tag -> version, by name."""
+        return Tags(self.objects).all()
+
+    def lease(self, ref: Reference, seconds: float, holder: str = "") -> Lease:
+        """Keeps a version, with all that its data needs, for `seconds` by the store's clock, or until the lease is renewed or released.
+
+        Made for `with`. `holder` is shown to whoever asks why the version stays. VersionMissing.
+        """
+        return Leases(self.objects).take(self.resolve(ref), seconds, holder)
+
+    def gc(self, retention: Retention, *, grace_s: float, now: float | None = None, dry_run: bool = False) -> Collection:
+        """Removes what `retention` doesn't keep, and what dead publishers left; what went, and what stays and why.
+
+        A version first stops to exist; its data goes in a collection at least `grace_s` seconds later, so give it at least as long
+        as a reader takes. One that reads longer gets Damaged or VersionMissing, never other values. `now` is the time by the store's
+        clock (default: asked for, or with `dry_run`, which writes nothing, this machine's). Several collections may run at once,
+        beside publishers; one that is killed is finished by the next. Damaged or UnknownFormat if a record or a commit hides what it
+        keeps; StoreUnreachable.
+        """
+        return collect(self.objects, retention, grace_s=grace_s, now=now, dry_run=dry_run)
+
+    def verify(self, ref: Reference | None = None, *, progress: Progress | None = None) -> Verification:
+        """Reads all that one version (default: every one) consists of, with those that its data needs, and checks every byte.
+
+        A few chunks are in memory at a time. `progress` is called, from several threads in turn, with the bytes that are checked and
+        those there are. What is damaged is in the result, not raised; VersionMissing or UnknownTag for a version that isn't there.
+        """
+        if ref is None:
+            return verify(self.objects, None, progress)
+        version = self.resolve(ref)
+        if not self.objects.exists(commit_path(version)):
+            raise VersionMissing(version, self.url)
+        return verify(self.objects, [version], progress)
+
+    def follow(
+        self,
+        *,
+        after: Version | None = None,
+        window: int | None = None,
+        poll_s: float = 1.0,
+        stop: threading.Event | None = None,
+        timeout: float | None = None,
+    ) -> Iterator[Version]:
+        """Versions newer than `after` (None: from the first), in order, as they appear; ends when `stop` is set or nothing new came
+        for `timeout` seconds.
+
+        One that is more than `window` steps older than the newest by the time it would be given is skipped: 0 gives only ever
+        the newest, None all. Versions of an abandoned tail are never given; when a lineage begins, its versions are what comes
+        next. A store that can't be reached is asked again a few times, ever later, before StoreUnreachable.
+        """
+        return follow(Follower(self.objects, after, window, poll_s, timeout), stop)
+
+    def follow_async(
+        self, *, after: Version | None = None, window: int | None = None, poll_s: float = 1.0, timeout: float | None = None
+    ) -> AsyncIterator[Version]:
+        """As `follow`, for `async for` inside of a running loop, which stays free; cancel the task to end it."""
+        return follow_async(Follower(self.objects, after, window, poll_s, timeout))
+
+    def _number(self, step: int | None, version: Version | None) -> Version:
+        if (step is None) == (version is None):
+            raise ValueError("publish takes a step (of the newest lineage) or a whole version: give one of them, and not both")
+        return version if version is not None else Version(self._versioned.next_lineage(), step or 0)
+
+
+def _json(metadata: Mapping[str, JSON]) -> dict[str, JSON]:
+    """A copy of what JSON can say; TypeError or ValueError for anything else."""
+    try:
+        found: dict[str, JSON] = json.loads(json.dumps(dict(metadata), allow_nan=False))
+    except RecursionError as error:
+        raise ValueError("metadata is nested too deeply") from error
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import uuid
 from collections.abc import Mapping
 
 from storage import layout
@@ -12,6 +13,11 @@ from storage.objects import ObjectStore
 from storage.packing import ArrayValues, chunk_count
 from storage.parallel import side_by_side
 from storage.zarr_metadata import metadata_objects
+
+
+def new_attempt() -> str:
+    """A name that no other attempt at any version has."""
+    return uuid.uuid4().hex
 
 
 def write_arrays(folder: ObjectStore, arrays: Mapping[str, ArrayValues]) -> tuple[dict[str, ArrayEntry], tuple[ObjectEntry, ...]]:

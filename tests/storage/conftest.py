@@ -23,7 +23,8 @@ KINDS = {"quick": ["local", "memory", "s3"], "real": ["local", "memory", "s3", "
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "place" in metafunc.fixturenames:
+    chosen = any("place" in marker.args[0] for marker in metafunc.definition.iter_markers("parametrize"))
+    if "place" in metafunc.fixturenames and not chosen:
         metafunc.parametrize("place", KINDS[metafunc.config.getoption("--stores")], indirect=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ def state_of(value: float) -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def weights(place, monkeypatch):
-    monkeypatch.setattr("storage.weights.pack", lambda state: pack(state, chunk_bytes=1000))
+    monkeypatch.setattr("storage.weights.pack", partial(pack, chunk_bytes=1000))
     weights = WeightStore(*place)
     weights.publish(state_of(1.0), version=V0, metadata={"who": "trainer"}).result(60)
     return weights
