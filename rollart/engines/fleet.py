@@ -11,7 +11,7 @@ from distributed import Client
 from rollart.cluster import workers_of
 from rollart.engines.client import EngineClient
 from rollart.engines.errors import EngineError, NoEngine
-from rollart.engines.host import serve_task
+from rollart.engines.host import chunk_server_task, serve_task
 from rollart.engines.router import EngineEntry, EngineTable
 from rollart.rollout.worker import push_table
 from storage.version import Version
@@ -100,8 +100,19 @@ class EngineFleet:
     async def _serve_on(self, hosts: list[str], version: Version) -> dict[str, EngineEntry]:
         if not hosts:
             raise NoEngine(", ".join(sorted(self._generate)), ())
-        entries: dict[str, EngineEntry] = await self._client.run(serve_task, version, workers=hosts)
+        peers = await self._chunk_servers(hosts)
+        entries: dict[str, EngineEntry] = await self._client.run(serve_task, version, peers=peers, workers=hosts)
         return entries
+
+    async def _chunk_servers(self, hosts: list[str]) -> tuple[str, ...]:
+        """Where the hosts can read from each other. One that can't serve costs the store its share, and nobody the version."""
+        if len(hosts) < 2:
+            return ()
+        answers = await self._client.run(chunk_server_task, workers=hosts, on_error="return")
+        for address, answer in answers.items():
+            if isinstance(answer, Exception):
+                log.warning("worker %s serves no chunks to the other hosts: %s: %s", address, type(answer).__name__, answer)
+        return tuple(sorted({answer for answer in answers.values() if isinstance(answer, str)}))
 
     async def _push(self, players: list[str], version: Version) -> None:
         """Tells the workers; one that is gone by now, or not set up yet, is told when `keep` finds it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from storage.version import Version
 if TYPE_CHECKING:
     from rollart.engines.weight_cache import WeightCache
 
-__all__ = ["PLUGIN", "EngineHost", "EngineSettings", "serve_task"]
+__all__ = ["PLUGIN", "EngineHost", "EngineSettings", "chunk_server_task", "serve_task"]
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class EngineHost(WorkerPlugin):
 
     The engine starts in `setup`, so a worker (also a late or restarted one) has it before its first task, and dies with
     the worker however that ends. It has random weights, and serves no request, until `serve` was called once.
+    Hosts that were given each other's `chunk_server` read versions from each other: all workers have this plugin's token.
     """
 
     name = PLUGIN
@@ -52,6 +54,7 @@ class EngineHost(WorkerPlugin):
         self.hardware_classes = tuple(hardware_classes)
         self.hardware_class: str | None = None
         self.restarts = 0
+        self._token = secrets.token_urlsafe(32)
         self._process: EngineProcess | None = None
         self._cache: WeightCache | None = None
         self._client: EngineClient | None = None
@@ -67,7 +70,7 @@ class EngineHost(WorkerPlugin):
             self._address = get_address_host(worker.address)
         self._serving = asyncio.Lock()
         self._client = EngineClient()
-        self._cache = await asyncio.to_thread(_open_cache, self.weights_url, self.storage_options)
+        self._cache = await asyncio.to_thread(_open_cache, self.weights_url, self.storage_options, self._token, self._address)
         try:
             await self._start()
         except BaseException:
@@ -96,10 +99,17 @@ class EngineHost(WorkerPlugin):
         """The engine's process id; EngineDied if it does not run."""
         return self._running().pid
 
-    async def serve(self, version: Version) -> EngineEntry:
+    async def chunk_server(self) -> str | None:
+        """The URL at which this host serves chunks to the others; one worker of the host runs it for all. EngineDied if closing."""
+        if self._cache is None:
+            raise EngineDied(f"this worker owns no engine: it has none of the resources {', '.join(self.hardware_classes)}, or is closing")
+        return await asyncio.to_thread(self._cache.chunk_server)
+
+    async def serve(self, version: Version, peers: Sequence[str] = ()) -> EngineEntry:
         """Has the engine serve `version` and returns its entry for the table, once the engine itself has named that version.
 
-        Downloads the version once a host while the engine decodes on. An engine that has died is started again first.
+        Downloads the version once a host, from `peers` (the chunk servers of all hosts) first and from the store last, while the
+        engine decodes on. An engine that has died is started again first.
         Raises what the store raises (VersionMissing among it), EngineRefused if the engine rejects the weights or still names
         another version, and EngineDied if it ends meanwhile. Calls are served one after the other.
         """
@@ -111,7 +121,7 @@ class EngineHost(WorkerPlugin):
             process = self._running()
             try:
                 if await self._client.model_version(process.url) != str(version):
-                    folder = await asyncio.to_thread(self._cache.fetch, version)
+                    folder = await asyncio.to_thread(self._cache.fetch, version, peers)
                     await self._client.update_weights(process.url, str(folder), str(version))
                 served = await self._client.model_version(process.url)
                 loads = await self._client.loads(process.url)
@@ -160,17 +170,26 @@ class EngineHost(WorkerPlugin):
         return target
 
 
-def _open_cache(weights_url: str, storage_options: Mapping[str, Any]) -> WeightCache:
+def _open_cache(weights_url: str, storage_options: Mapping[str, Any], token: str, address: str) -> WeightCache:
     # Imported here, since it brings torch: the control process imports this module too, to send the plugin.
     from rollart.engines.weight_cache import WeightCache
     from storage.weights import WeightStore
 
-    return WeightCache(WeightStore(weights_url, storage_options))
+    return WeightCache(WeightStore(weights_url, storage_options), token=token, address=address)
 
 
-async def serve_task(version: Version, dask_worker: Worker) -> EngineEntry:
+async def serve_task(version: Version, dask_worker: Worker, peers: Sequence[str] = ()) -> EngineEntry:
     """`EngineHost.serve` of the worker that it runs on, for `Client.run`, which fills in `dask_worker`. EngineDied without a host there."""
-    host = dask_worker.plugins.get(PLUGIN)
+    return await _host_of(dask_worker).serve(version, peers)
+
+
+async def chunk_server_task(dask_worker: Worker) -> str | None:
+    """`EngineHost.chunk_server` of the worker that it runs on, as `serve_task`."""
+    return await _host_of(dask_worker).chunk_server()
+
+
+def _host_of(worker: Worker) -> EngineHost:
+    host = worker.plugins.get(PLUGIN)
     if not isinstance(host, EngineHost):
-        raise EngineDied(f"worker {dask_worker.address} has no engine host; register an EngineHost plugin first")
-    return await host.serve(version)
+        raise EngineDied(f"worker {worker.address} has no engine host; register an EngineHost plugin first")
+    return host

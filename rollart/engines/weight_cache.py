@@ -2,131 +2,172 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors.torch import save_file
-from torch import Tensor
-
+from rollart.engines import weight_file
+from rollart.engines.host_chunks import HostChunks
+from rollart.engines.locks import exclusive, shared, try_exclusive, unlock
+from storage import layout
+from storage.commit import Commit
+from storage.peer_store import PeerStore
+from storage.peers import Peers
 from storage.version import Version
 from storage.weights import WeightStore
 
-__all__ = ["WeightCache", "shared_memory"]
+__all__ = ["SHARED_MEMORY", "CacheStats", "WeightCache", "shared_memory"]
 
 log = logging.getLogger(__name__)
 
+SHARED_MEMORY = "ROLLART_SHARED_MEMORY"
+"""Environment variable with the folder that stands for a host: processes with the same one share their downloads."""
+
 _PREFIX = "rollart-weights-"
+_FILE = "model.safetensors"
 
 
 def shared_memory() -> Path:
-    """/dev/shm where there is one, since weights there are read at memory speed; else the folder for temporary files."""
+    """The folder in ROLLART_SHARED_MEMORY; without it /dev/shm where there is one, since weights there are read at memory speed;
+    else the folder for temporary files."""
+    if SHARED_MEMORY in os.environ:
+        return Path(os.environ[SHARED_MEMORY])
     shm = Path("/dev/shm")
     return shm if shm.is_dir() and os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """Bytes of versions' data that this process has read: `store` from the store, for itself and as a server for all hosts; `peers`
+    from each host's server, by URL, its own host's among them. `served` are those that its server has sent."""
+
+    store: int
+    peers: dict[str, int]
+    served: int
 
 
 class WeightCache:
     """The versions of one store on this host, one folder each; processes share them by locks that die with their holders.
 
     `fetch` keeps a folder from being removed until the next `fetch` or `close`. Folders that no living process holds (their
-    owners were killed) go when any cache opens. Methods block: call them in a thread.
+    owners were killed) go when any cache opens. With the `token` of a run, whose hosts can reach this one at `address`, hosts
+    read from each other first and from the store last. Methods block: call them in a thread.
     """
 
-    def __init__(self, store: WeightStore, parent: Path | None = None) -> None:
-        self._store = store
+    def __init__(self, store: WeightStore, parent: Path | None = None, *, token: str | None = None, address: str = "127.0.0.1") -> None:
         self._parent = shared_memory() if parent is None else parent
         digest = hashlib.sha256(store.url.encode()).hexdigest()[:12]
         self.folder = self._parent / f"{_PREFIX}{os.getuid()}-{digest}"
         _sweep(self._parent, self.folder)
         self._life: int | None = _enter(self.folder)
         self._held: tuple[Path, int] | None = None
+        self._peers: Peers | None = None
+        self._chunks: HostChunks | None = None
+        self._folders: list[set[str]] = []
+        if token is not None:
+            self._chunks = HostChunks(store.objects, self.folder, token, address)
+            self._peers = Peers(token)
+            store = WeightStore.over(PeerStore.over(store.objects, self._peers))
+        self._store = store
 
-    def fetch(self, version: Version) -> Path:
+    @property
+    def stats(self) -> CacheStats:
+        """What was read so far. All zero without a token: then nobody counts."""
+        objects = self._store.objects
+        if self._peers is None or self._chunks is None or not isinstance(objects, PeerStore):
+            return CacheStats(0, {}, 0)
+        return CacheStats(objects.bytes_read + self._chunks.downloaded, self._peers.read, self._chunks.served)
+
+    def chunk_server(self) -> str | None:
+        """The URL of this host's chunk server, which some process of the host runs; None without a token."""
+        return None if self._chunks is None else self._chunks.url()
+
+    def fetch(self, version: Version, peers: Sequence[str] = ()) -> Path:
         """The folder with `model.safetensors` of `version`, downloaded unless another process of the host has done so.
 
-        Raises what the store raises, VersionMissing among it. Removes the versions that nobody on this host holds any longer.
+        `peers` are the chunk servers of all hosts, by URL. Raises what the store raises, VersionMissing among it, and OSError
+        if there is no room. Removes the versions that nobody on this host holds any longer.
         """
         folder = self.folder / f"v{version}"
         if self._held is not None and self._held[0] == folder:
             return folder
+        if self._peers is not None:
+            self._peers.use(peers)
         # Held before looked at: from here on nobody removes the folder, whether it is there already or not.
-        lock = _locked(folder.with_suffix(".lock"), fcntl.LOCK_SH)
+        lock = shared(folder.with_suffix(".lock"))
         try:
-            download = _locked(self.folder / "download", fcntl.LOCK_EX)
+            download = exclusive(self.folder / "download")
             try:
-                if not (folder / "model.safetensors").exists():
-                    _write(folder, self._store.pull(version))
+                if not (folder / _FILE).exists():
+                    self._download(version, folder)
             finally:
-                os.close(download)
+                unlock(download)
         except BaseException:
-            os.close(lock)
+            unlock(lock)
             raise
         before, self._held = self._held, (folder, lock)
         if before is not None:
-            os.close(before[1])
+            unlock(before[1])
         self._remove_unheld()
         return folder
 
     def close(self) -> None:
         """Lets go of everything; the last process of the host to do so removes the folder."""
         if self._held is not None:
-            os.close(self._held[1])
+            unlock(self._held[1])
             self._held = None
         if self._life is not None:
             self._remove_unheld()
             _leave(self.folder, self._life)
             self._life = None
+        # Last, since the server ends with this process anyhow, while the folder would stay.
+        if self._peers is not None:
+            self._peers.close()
+        if self._chunks is not None:
+            self._chunks.close()
+
+    def _download(self, version: Version, folder: Path) -> None:
+        """Puts the file there whole: it is filled aside, then moved."""
+        before = self.stats
+        commit = self._store.commit(version)
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(".aside-*"):
+            left.unlink(missing_ok=True)  # of a process that was killed here: nobody else is, under the lock for downloads
+        aside = folder / f".aside-{os.getpid()}"
+        try:
+            weight_file.create(aside, commit)
+            out = weight_file.mapped(aside, commit)
+            self._store.pull(version, names=list(out), out=out)
+            del out
+            aside.replace(folder / _FILE)
+        finally:
+            aside.unlink(missing_ok=True)
+        self._retain(commit)
+        now = self.stats
+        peers = {url: count - before.peers.get(url, 0) for url, count in now.peers.items()}
+        log.info("version %s came to this host: %d bytes from the store, %d from peers", version, now.store - before.store, sum(peers.values()))
+
+    def _retain(self, commit: Commit) -> None:
+        """Has this host's chunk server keep what the last two versions are made of."""
+        if self._chunks is not None:
+            chain = {layout.data_prefix(commit.version, commit.attempt)}
+            self._folders = [*self._folders[-1:], chain]
+            self._chunks.retain(set().union(*self._folders))
 
     def _remove_unheld(self) -> None:
         for path in self.folder.glob("v*.lock"):
             if self._held is not None and path == self._held[0].with_suffix(".lock"):
                 continue
-            lock = _try_lock(path)
+            lock = try_exclusive(path)
             if lock is not None:
                 # The lock's file stays: whoever opened it before would else hold a lock that nobody sees.
                 shutil.rmtree(path.with_suffix(""), ignore_errors=True)
-                os.close(lock)
-
-
-def _write(folder: Path, state: Mapping[str, Tensor]) -> None:
-    """Writes `state` as model.safetensors, aside first; tied tensors once, under their first name."""
-    seen: set[tuple[int, tuple[int, ...]]] = set()
-    kept: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        identity = (tensor.data_ptr(), tuple(tensor.shape))
-        if identity not in seen or tensor.numel() == 0:
-            seen.add(identity)
-            kept[name] = tensor.contiguous()
-    folder.mkdir(parents=True, exist_ok=True)
-    aside = folder / f".aside-{os.getpid()}"
-    try:
-        save_file(kept, aside, metadata={"format": "pt"})
-        os.replace(aside, folder / "model.safetensors")
-    finally:
-        aside.unlink(missing_ok=True)
-
-
-def _locked(path: Path, kind: int) -> int:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, kind)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _try_lock(path: Path) -> int | None:
-    """The exclusive lock of `path`, or None if somebody holds it."""
-    try:
-        return _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return None
+                unlock(lock)
 
 
 def _enter(folder: Path) -> int:
@@ -135,16 +176,16 @@ def _enter(folder: Path) -> int:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = folder / "living"
         try:
-            lock = _locked(path, fcntl.LOCK_SH)
+            lock = shared(path)
             if os.fstat(lock).st_ino == path.stat().st_ino:
                 return lock
         except FileNotFoundError:
             continue  # the last one out removed the folder in between
-        os.close(lock)
+        unlock(lock)
 
 
 def _leave(folder: Path, lock: int) -> None:
-    os.close(lock)
+    unlock(lock)
     _remove_if_dead(folder)
 
 
@@ -152,10 +193,10 @@ def _remove_if_dead(folder: Path) -> None:
     path = folder / "living"
     if not path.exists():
         return
-    lock = _try_lock(path)
+    lock = try_exclusive(path)
     if lock is not None:
         shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
+        unlock(lock)
 
 
 def _sweep(parent: Path, own: Path) -> None:
