@@ -70,21 +70,12 @@ def local_folder(url: str, storage_options: Mapping[str, Any] | None = None) -> 
     store = ObjectStore(url, storage_options)
     if "://" not in store.url:
         return Path(store.url)
-    return kept_copy(store.url, lambda target: download(store, target))
-
-
-def kept_copy(key: str, fill: Callable[[Path], None]) -> Path:
-    """The folder that `fill` filled for `key`, once a process; it is removed at the process's end, or at once if filling it fails."""
-    if key not in _COPIES:
+    if store.url not in _COPIES:
         target = Path(tempfile.mkdtemp(prefix="rollart-folder-"))
         atexit.register(shutil.rmtree, target, ignore_errors=True)
-        try:
-            fill(target)
-        except BaseException:
-            shutil.rmtree(target, ignore_errors=True)
-            raise
-        _COPIES[key] = target
-    return _COPIES[key]
+        download(store, target)
+        _COPIES[store.url] = target
+    return _COPIES[store.url]
 
 
 @contextmanager

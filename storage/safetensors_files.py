@@ -160,7 +160,7 @@ def _with_ties(found: dict[str, torch.Tensor], tied: Mapping[str, str], folder: 
     for name, owner in tied.items():
         if owner not in found or owner in tied:
             raise FolderRefused(f"{folder} says that {name[:80]!r} is tied to {owner[:80]!r}, which it doesn't hold")
-        one, other = found.get(name), found[owner]
+        one, other = found.pop(name, None), found[owner]  # (put back behind its owner)
         if one is not None and not (one.dtype == other.dtype and one.shape == other.shape and np.array_equal(byte_view(one), byte_view(other))):
             raise FolderRefused(f"{folder} says that {name[:80]!r} is tied to {owner[:80]!r}, but they differ")
         found[name] = other
