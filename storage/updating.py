@@ -26,7 +26,9 @@ Links = Mapping[str, Sequence[DeltaReader]]
 
 def can_update(commit: Commit, links: Links, out: Mapping[str, torch.Tensor]) -> bool:
     """Whether `out` has all that the changes are applied to, and all of a version's values are in arrays that are cut alike in every link."""
-    held = {commit.tensors[name].alias_of or name for name in out if name in commit.tensors}
+    if not all(name in commit.tensors for name in out):
+        return False
+    held = {commit.tensors[name].alias_of or name for name in out}
     owned = {name: entry for name, entry in commit.tensors.items() if entry.alias_of is None and entry.numel}
     values = dict.fromkeys(links, 0)
     for name, entry in owned.items():
