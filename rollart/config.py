@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from rollart.control.affinity import STAGES, AffinityMap, Stage
 from rollart.control.ledger import FailurePolicy, TaskQuota
 from rollart.control.staleness import StalenessWindow
-from rollart.training.settings import DEVICE, LearnerSettings, OptimiserSettings
+from rollart.training.keeping import Keeping
+from rollart.training.settings import DEVICE, AdvantageOverride, AdvantagePlan, LearnerSettings, OptimiserSettings
 from rollart.types import SamplingTransform
 from rollart.yaml_text import WrongYaml, read_yaml
 
@@ -81,7 +82,10 @@ class TinyPolicy(Section):
 class PolicySettings(Section):
     """The policy: a Hugging Face folder, a version that another run published, or a tiny one built here."""
 
-    model: str | None = Field(None, description="folder of a Hugging Face causal language model (config, tokenizer, safetensors)")
+    model: str | None = Field(
+        None,
+        description="a Hugging Face causal language model: its folder or URL (config, tokenizer, safetensors), or `URL@VERSION` of weights",
+    )
     tiny: TinyPolicy | None = Field(None, description="build a small policy instead")
 
     @model_validator(mode="after")
@@ -126,6 +130,7 @@ class TaskSettings(Section):
     max_tokens: int = Field(256, ge=8, description="tokens a trajectory may have, prompts included")
     run_in: RunIn = Field("thread", description="where the environment's calls run: in a thread, or in the worker's loop if none takes over 1 ms")
     sampling: Sampling = Field(default_factory=lambda: Sampling())
+    advantage: AdvantageOverride = Field(default_factory=lambda: AdvantageOverride())
     classes: dict[Stage, str] = Field(
         default_factory=dict, description="hardware class by stage, where this task wants another one than `stages` says"
     )
@@ -169,6 +174,16 @@ class TrainSettings(Section):
     max_skipped: int = Field(10, ge=1, description="steps in a row without any group that carries signal, after which the run fails")
 
 
+class WeightSettings(Section):
+    """How the run's versions and checkpoints are stored, and how long they stay; tagged and leased ones always do."""
+
+    full_every: int = Field(1, ge=1, description="a version is whole at least every so many, and between stored as what changed; 1: all are whole")
+    keep_last: int = Field(8, ge=0, description="versions that stay, the newest ones and those in the staleness window; 0: all")
+    keep_every: int = Field(0, ge=0, description="versions that stay besides: those whose step is a multiple of this; 0: none")
+    keep_checkpoints: int = Field(3, ge=0, description="checkpoints that stay, with the versions at their steps; 0: all")
+    grace: float = Field(600.0, ge=0, description="seconds that data stays after its version went, for readers that are at it")
+
+
 class RolloutSettings(Section):
     """How trajectories run."""
 
@@ -210,6 +225,7 @@ class Config(Section):
     warm_up: WarmUpSettings = Field(default_factory=lambda: WarmUpSettings())
     train: TrainSettings = Field(default_factory=lambda: TrainSettings())
     training: LearnerSettings = Field(default_factory=lambda: LearnerSettings())
+    weights: WeightSettings = Field(default_factory=lambda: WeightSettings())
     rollout: RolloutSettings = Field(default_factory=lambda: RolloutSettings())
     evaluate: EvaluateSettings = Field(default_factory=lambda: EvaluateSettings())
     engine: EngineSettings = Field(default_factory=lambda: EngineSettings())
@@ -259,8 +275,20 @@ class Config(Section):
         return StalenessWindow(self.train.alpha)
 
     @property
+    def keeping(self) -> Keeping:
+        """What of the run's versions stays; those in the staleness window may be in use."""
+        return Keeping(self.weights.keep_checkpoints, self.weights.keep_last, self.weights.keep_every, self.train.alpha, self.weights.grace)
+
+    @property
     def failure_policy(self) -> FailurePolicy:
         return FailurePolicy(self.rollout.attempts, self.rollout.lease)
+
+    @property
+    def advantages(self) -> AdvantagePlan:
+        """How each task's scores turn into advantages."""
+        common = self.training.advantage
+        tasks = {t.name: t.advantage.over(common) for t in self.tasks}
+        return AdvantagePlan(**common.model_dump(), tasks=tasks)
 
     @property
     def quotas(self) -> list[TaskQuota]:
@@ -284,7 +312,7 @@ class Config(Section):
 
 RESUMABLE = {
     "run.dashboard_port", "run.scheduler", "run.step_timeout", "train.steps", "train.checkpoint_every",
-    "train.max_skipped", "evaluate", "rollout", "hardware",
+    "train.max_skipped", "evaluate", "rollout", "hardware", "weights",
 }  # fmt: skip
 """Fields (and sections) that may differ when a run is resumed; any other would make the curve one of two different experiments."""
 

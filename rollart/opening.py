@@ -177,7 +177,11 @@ def learner_settings(config: Config) -> LearnerSettings:
         update={"threads": 1 if config.run.deterministic else torch_threads(config), "seed": derive(config.run.seed, "weights")}
     )
     return config.training.model_copy(
-        update={"model": model, "optimiser": config.training.optimiser.over(config.train.steps * config.training.batch.minibatches)}
+        update={
+            "model": model,
+            "optimiser": config.training.optimiser.over(config.train.steps * config.training.batch.minibatches),
+            "advantage": config.advantages,
+        }
     )
 
 

@@ -7,6 +7,7 @@ import yaml
 
 from rollart.config import ConfigError, changed_fields, load, parse
 from rollart.environments import registry as environments
+from rollart.opening import learner_settings
 from rollart.rewards import registry as rewards
 
 CONFIGS = sorted((Path(__file__).parent.parent / "flows" / "configs").glob("*.yaml"))
@@ -144,3 +145,12 @@ def test_a_file_that_is_no_text_is_refused_by_its_name(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe\x00\x80")
     with pytest.raises(ConfigError, match=r"--config: .*model.safetensors is no UTF-8 text"):
         load(path)
+
+
+def test_a_task_takes_what_it_does_not_say_of_its_advantages_from_the_common_settings() -> None:
+    config = quickstart("training.advantage.normalise=task", "tasks.chain_sum.advantage.name=rloo", "tasks.chain_sum.advantage.weight=2")
+    plan = config.advantages
+    assert (plan.of("chain_sum").name, plan.of("chain_sum").weight, plan.of("chain_sum").normalise) == ("rloo", 2.0, "task")
+    assert (plan.of("frozen_lake").name, plan.of("frozen_lake").weight) == ("grpo", 1.0)
+    assert learner_settings(config).advantage == plan
+    assert not plan.needs_values and quickstart("tasks.0.advantage.name=gae").advantages.needs_values

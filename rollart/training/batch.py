@@ -23,8 +23,8 @@ class TrainSequence:
     """One segment, cut after its last trained token: `ids` [T]; the rest is [n], one entry for each trained token.
 
     `positions` are the trained tokens' places in `ids` (at least 1), `behaviour` their log-probabilities when they were sampled, `versions`
-    the steps that sampled them, `advantages` theirs. `temperature` divides the logits. `trajectory` numbers the trajectory
-    within the batch, in canonical order.
+    the steps that sampled them, `advantages` theirs, `returns` what a value head is to predict there (None: nothing). `temperature`
+    divides the logits. `trajectory` numbers the trajectory within the batch, in canonical order; `task` is its episode's.
     """
 
     ids: Tensor
@@ -34,6 +34,8 @@ class TrainSequence:
     advantages: Tensor
     temperature: float
     trajectory: int
+    task: str = ""
+    returns: Tensor | None = None
 
     @property
     def inputs(self) -> int:
@@ -75,7 +77,7 @@ def build_batch(trajectories: Sequence[Trajectory], advantages: Mapping[Attempt,
         if attempt not in advantages:
             raise BatchError(f"attempt {attempt} has no advantage; its group must be scored before it is trained on")
         for index, segment in enumerate(trajectory.segments):
-            made = _sequence(segment, advantages[attempt], number, f"segment {index} of attempt {attempt}")
+            made = _sequence(segment, advantages[attempt], number, f"segment {index} of attempt {attempt}", attempt.episode.task)
             if made is not None:
                 sequences.append(made)
     return TrainBatch(step, tuple(sequences), len(ordered))
@@ -87,7 +89,7 @@ def supervised_sequences(segments: Sequence[Segment]) -> tuple[TrainSequence, ..
     return tuple(s for s in made if s is not None)
 
 
-def _sequence(segment: Segment, advantage: float, trajectory: int, where: str, *, plain: bool = False) -> TrainSequence | None:
+def _sequence(segment: Segment, advantage: float, trajectory: int, where: str, task: str = "", *, plain: bool = False) -> TrainSequence | None:
     """The sequence of `segment`, None if it holds no trained token."""
     segment.check()
     positions = torch.tensor(segment.mask, dtype=torch.bool).nonzero().flatten()
@@ -106,6 +108,7 @@ def _sequence(segment: Segment, advantage: float, trajectory: int, where: str, *
         advantages=torch.full((len(positions),), advantage, dtype=torch.float64),
         temperature=1.0 if plain else segment.transform.temperature,
         trajectory=trajectory,
+        task=task,
     )
 
 

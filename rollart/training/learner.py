@@ -3,51 +3,98 @@
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from rollart.training.advantages.finish import finished
+from rollart.training.advantages.reinforce import RunningBaselines
+from rollart.training.agreement import alarms
 from rollart.training.batch import TrainBatch, TrainSequence, supervised_sequences
 from rollart.training.errors import StateError
-from rollart.training.losses.registry import LOSSES
-from rollart.training.losses.terms import LossInputs, kl_to_reference
+from rollart.training.losses.kl import kl_to_reference
+from rollart.training.losses.mask import MASKED
+from rollart.training.losses.registry import policy_loss
+from rollart.training.losses.terms import LossInputs
 from rollart.training.metrics import SkipReason, StepMetrics, SupervisedMetrics
 from rollart.training.microbatch import MicroBatch, micro_batches
 from rollart.training.observe import Observations
 from rollart.training.optimiser import Optimiser, Update
 from rollart.training.policy import Policy, load_model
 from rollart.training.settings import LearnerSettings, OptimiserSettings
+from rollart.training.state import check_fits, copies, fill, under
 from rollart.types import Segment
 
-__all__ = ["Learner"]
+__all__ = ["Gradient", "Learner", "Minibatch"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Minibatch:
+    """What one optimiser step is taken on: micro-batches and, for each of them, log-probabilities [N] that its loss needs beside the
+    current ones: `proximal`, under the policy at the start of the step (None: that is the current one), and `reference` (None: no KL).
+
+    `skip` says why there is nothing to learn from it.
+    """
+
+    micros: list[MicroBatch]
+    proximal: list[Tensor] | None = None
+    reference: list[Tensor] | None = None
+    skip: SkipReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """What a minibatch's backward passes came to: the `loss`, a scalar without gradient, and how many tokens the loss's mask left that
+    have an advantage. Both add up over parts of a minibatch."""
+
+    loss: Tensor
+    live: int
 
 
 class Learner:
     """Trains the causal language model of a folder. `step` counts training steps: the weights it holds are those of version `step`.
 
-    Methods may be called from any thread; `lock` keeps them apart.
+    A step is `finish` (advantages), `prepare` (micro-batches, and the passes of other policies over them), and for each
+    minibatch `accumulate` (its gradient) and the optimiser's update. Methods may be called from any thread; `lock` keeps them apart.
     """
 
     def __init__(self, folder: str | Path, settings: LearnerSettings) -> None:
         torch.set_num_threads(settings.model.threads)
         self.settings = settings
         self.lock = threading.RLock()
-        self.policy = Policy(load_model(folder, settings.model))
+        self.policy = self._policy(load_model(folder, settings.model))
         self.step = 0
         self.reference: Policy | None = None
+        self.value_head: nn.Linear | None = None
+        self.baselines = RunningBaselines()
         self.begin(settings.optimiser)
 
     def begin(self, settings: OptimiserSettings | None = None, step: int = 0) -> None:
-        """Starts training at `step` from the weights held now: fresh moments, schedule at its start, reference policy = these weights."""
+        """Starts training at `step` from the weights held now: fresh moments, value head and baselines, schedule at its start, reference
+        policy = these weights."""
         with self.lock:
-            self.optimiser = Optimiser(self.policy.parameters(), settings or self.settings.optimiser)
+            parameters = self.policy.parameters()
+            if self.settings.advantage.needs_values:
+                # It starts at 0 everywhere, so that the first advantages are the scores themselves.
+                self.value_head = nn.Linear(self.policy.hidden_size, 1, device=self.policy.device, dtype=self.policy.compute_dtype)
+                nn.init.zeros_(self.value_head.weight)
+                nn.init.zeros_(self.value_head.bias)
+                parameters |= {f"value_head.{name}": p for name, p in self.value_head.named_parameters()}
+            self.optimiser = Optimiser(parameters, settings or self.settings.optimiser, masters=self.settings.model.masters)
             self.step = step
-            self.reference = Policy(copy.deepcopy(self.policy.model).requires_grad_(False)) if self.settings.loss.kl > 0 else None
+            self.baselines = RunningBaselines()
+            self.reference = self._policy(copy.deepcopy(self.policy.model).requires_grad_(False)) if self.settings.loss.kl > 0 else None
+
+    # ---- a step
 
     def train_step(self, batch: TrainBatch) -> StepMetrics:
         """Trains on `batch` with one optimiser step for each of its minibatches, and counts one step, whether or not any was taken.
@@ -60,34 +107,150 @@ class Learner:
                 raise StateError(f"the batch is for the step from version {batch.step}, but the learner is at version {self.step}")
             begun = time.perf_counter()
             torch.set_num_threads(self.settings.model.threads)
-            parts = batch.split(self.settings.batch.minibatches)
-            cut = [self._cut(part) for part in parts]
-            # The proximal policy is the one at the start of the step. For the first minibatch that is the current one.
-            proximal: list[list[Tensor] | None] = [None, *([self._score(m) for m in micros] for micros in cut[1:])]
+            parts = self.prepare(self.finish(batch))
             seen = Observations()
             skipped: list[SkipReason] = []
             taken: list[Update] = []
             losses: list[float] = []
-            for part, micros, centre in zip(parts, cut, proximal, strict=True):
-                reason = self._why_skip(part)
-                if reason is not None:
-                    skipped.append(reason)
-                    continue
-                loss, update = self._optimise(micros, centre, batch.step, seen)
-                if update.taken:
+            for part in parts:
+                reason, loss, update = self._optimise(part, batch.step, seen)
+                if reason is None:
                     losses.append(loss)
                     taken.append(update)
                 else:
-                    skipped.append("non_finite")
+                    skipped.append(reason)
             self.step += 1
-            every = [m for micros in cut for m in micros]
+            every = [m for part in parts for m in part.micros]
+            found = seen.summary()
+            disagreement = alarms(found.get("drift"), found.get("drift_max"), self.settings.agreement, self.settings.model)
+            for alarm in disagreement:
+                log.warning("step %d: %s", batch.step, alarm)
             return StepMetrics(
                 step=batch.step, loss=sum(losses) / max(1, len(losses)), grad_norm=taken[-1].grad_norm if taken else 0.0,
                 lr=taken[-1].lr if taken else 0.0, optimiser_steps=len(taken), skipped=tuple(skipped),
                 tokens=sum(len(s.positions) for s in batch.sequences), forwarded_tokens=sum(s.inputs for s in batch.sequences),
                 padding_share=_padding(every), sequences=len(batch.sequences), trajectories=batch.trajectories, micro_batches=len(every),
-                seconds=time.perf_counter() - begun, **seen.summary(),
+                drift_alarm=len(disagreement), alarms=disagreement, seconds=time.perf_counter() - begun, **found,
             )  # fmt: skip
+
+    def finish(self, batch: TrainBatch) -> TrainBatch:
+        """`batch` with the advantages that are trained on, for which running baselines or the value head may be needed; once a batch."""
+        return finished(batch, self.settings.advantage, self.baselines, None if self.value_head is None else self.values)
+
+    def prepare(self, batch: TrainBatch) -> list[Minibatch]:
+        """The minibatches of a step, with what the policy at its start and the reference policy say of their tokens.
+
+        The proximal pass is left out for the first minibatch: there the current policy is the proximal one, number by number.
+        """
+        found = []
+        for index, part in enumerate(batch.split(self.settings.batch.minibatches)):
+            micros = self.cut(part)
+            skip = self._why_skip(part)
+            scored = skip is None
+            found.append(
+                Minibatch(
+                    micros,
+                    self.proximal(micros) if scored and index else None,
+                    self.referred(micros) if scored and self.reference is not None else None,
+                    skip,
+                )
+            )
+        return found
+
+    def cut(self, sequences: Sequence[TrainSequence]) -> list[MicroBatch]:
+        """The micro-batches of one minibatch, on the policy's device."""
+        micros = micro_batches(sequences, self.settings.batch, packed=self.policy.packs)
+        return [m.to(self.policy.device, self.policy.compute_dtype) for m in micros]
+
+    @torch.no_grad()
+    def proximal(self, micros: Sequence[MicroBatch]) -> list[Tensor]:
+        """Log-probabilities [N] of each micro-batch's tokens under the policy held now."""
+        return [self.policy.logprobs(m)[0] for m in micros]
+
+    @torch.no_grad()
+    def referred(self, micros: Sequence[MicroBatch]) -> list[Tensor]:
+        """Log-probabilities [N] of each micro-batch's tokens under the reference policy; StateError without one."""
+        if self.reference is None:
+            raise StateError("there is no reference policy; set training.loss.kl over 0")
+        return [self.reference.logprobs(m)[0] for m in micros]
+
+    @torch.no_grad()
+    def values(self, sequences: Sequence[TrainSequence]) -> list[Tensor]:
+        """The value head's estimate before each trained token, [n] for each sequence, on the CPU; StateError without one."""
+        found: dict[int, Tensor] = {}
+        for micro in self.cut(sequences):
+            estimated = self._value(self.policy.score(micro, hidden=True).hidden).cpu()
+            counts = torch.bincount(micro.sequence, minlength=len(micro.members)).tolist()
+            found |= dict(zip(micro.members, estimated.split(counts), strict=True))
+        return [found[i] for i in range(len(sequences))]
+
+    def accumulate(self, part: Minibatch, step: int, seen: Observations) -> Gradient:
+        """Adds the gradient of the minibatch's loss to the parameters; `step` is the version that the training step starts from."""
+        options = self.settings.loss
+        total = torch.zeros((), device=self.policy.device, dtype=self.policy.compute_dtype)
+        live = torch.zeros((), device=self.policy.device, dtype=torch.long)
+        for i, micro in enumerate(part.micros):
+            valued = self.value_head is not None and bool(micro.value_weights.any())
+            scores = self.policy.score(micro, entropy_gradient=options.entropy > 0, hidden=valued)
+            current, entropy = scores.logprobs, scores.entropies
+            inputs = LossInputs(
+                current=current, proximal=current.detach() if part.proximal is None else part.proximal[i], behaviour=micro.behaviour,
+                advantages=micro.advantages, sequence=micro.sequence,
+            )  # fmt: skip
+            terms = policy_loss(inputs, options)
+            per_token = terms.per_token - options.entropy * entropy
+            kl = value = None
+            if part.reference is not None:
+                kl = kl_to_reference(current, part.reference[i], options.kl_estimator)
+                per_token = per_token + options.kl * kl
+            loss = (micro.weights * per_token).sum()
+            if valued:
+                value = self._value(scores.hidden)
+                loss = loss + options.value * 0.5 * (micro.value_weights * (value - micro.returns) ** 2).sum()
+            loss.backward()
+            self.optimiser.collect()
+            total += loss.detach()
+            kept = micro.advantages != 0
+            live += (kept & ~terms.marks[MASKED] if MASKED in terms.marks else kept).sum()
+            seen.add(
+                inputs, terms, step - micro.versions, entropy=entropy, kl=kl, value=value,
+                returns=micro.returns if valued else None, valued=micro.value_weights > 0 if valued else None,
+            )  # fmt: skip
+        return Gradient(total, int(live))
+
+    def _optimise(self, part: Minibatch, step: int, seen: Observations) -> tuple[SkipReason | None, float, Update]:
+        """One optimiser step, or why there was none."""
+        nothing = Update(0.0, 0.0, False)
+        if part.skip is not None:
+            return part.skip, 0.0, nothing
+        gradient = self.accumulate(part, step, seen)
+        if not gradient.live and not self._regularised(part.micros):
+            self.optimiser.discard()
+            return "masked", 0.0, nothing
+        update = self.optimiser.update(gradient.loss)
+        return None if update.taken else "non_finite", float(gradient.loss), update
+
+    def _why_skip(self, sequences: Sequence[TrainSequence]) -> SkipReason | None:
+        """Why there is nothing to learn from a minibatch: Adam would still move the weights along its old moments."""
+        if not sequences:
+            return "no_tokens"
+        regularised = self.settings.loss.entropy > 0 or self.settings.loss.kl > 0 or any(s.returns is not None for s in sequences)
+        if not regularised and not any(bool(s.advantages.any()) for s in sequences):
+            return "no_signal"
+        return None
+
+    def _regularised(self, micros: Sequence[MicroBatch]) -> bool:
+        """Whether there is something in the loss beside the policy's."""
+        return self.settings.loss.entropy > 0 or self.settings.loss.kl > 0 or any(bool(m.value_weights.any()) for m in micros)
+
+    def _value(self, hidden: Tensor | None) -> Tensor:
+        """Values [N] of hidden states [N, H]."""
+        if self.value_head is None or hidden is None:
+            raise StateError("there is no value head; set training.advantage.name to gae")
+        return self.value_head(hidden.to(self.policy.compute_dtype)).squeeze(-1)
+
+    def _policy(self, model: nn.Module) -> Policy:
+        return Policy(model, head_rows=self.settings.model.head_rows, packing=self.settings.batch.packing)
 
     def supervised_step(self, segments: Sequence[Segment]) -> SupervisedMetrics:
         """One optimiser step on the cross entropy of the masked tokens of `segments`; does not count as a training step."""
@@ -95,12 +258,13 @@ class Learner:
             begun = time.perf_counter()
             torch.set_num_threads(self.settings.model.threads)
             sequences = supervised_sequences(segments)
-            micros = self._cut(sequences)
+            micros = self.cut(sequences)
             loss = entropy = torch.zeros((), device=self.policy.device, dtype=self.policy.compute_dtype)
             for micro in micros:
                 log_p, spread = self.policy.logprobs(micro)
                 part = -(micro.weights * log_p).sum()
                 part.backward()
+                self.optimiser.collect()
                 loss = loss + part.detach()
                 entropy = entropy + (micro.weights * spread).sum()
             update = self.optimiser.update(loss) if micros else Update(0.0, 0.0, False)
@@ -111,112 +275,51 @@ class Learner:
                 skipped=reason, seconds=time.perf_counter() - begun,
             )  # fmt: skip
 
-    def accumulate(self, micros: Sequence[MicroBatch], proximal: Sequence[Tensor] | None, step: int, seen: Observations) -> Tensor:
-        """Adds the gradient of the minibatch's loss to the parameters and returns the loss, a scalar without gradient.
-
-        `proximal` holds the log-probabilities [N] of each micro-batch at the start of the step, None if that is now.
-        """
-        options = self.settings.loss
-        total = torch.zeros((), device=self.policy.device, dtype=self.policy.compute_dtype)
-        for i, micro in enumerate(micros):
-            current, entropy = self.policy.logprobs(micro, entropy_gradient=options.entropy > 0)
-            inputs = LossInputs(
-                current=current, proximal=current.detach() if proximal is None else proximal[i], behaviour=micro.behaviour,
-                advantages=micro.advantages, sequence=micro.sequence,
-            )  # fmt: skip
-            terms = LOSSES[options.name](inputs, options)
-            per_token = terms.per_token - options.entropy * entropy
-            kl = None
-            if self.reference is not None:
-                with torch.no_grad():
-                    reference, _ = self.reference.logprobs(micro)
-                kl = kl_to_reference(current, reference)
-                per_token = per_token + options.kl * kl
-            loss = (micro.weights * per_token).sum()
-            loss.backward()
-            total += loss.detach()
-            seen.add(inputs, terms, entropy, kl, step - micro.versions)
-        return total
-
-    def _optimise(self, micros: list[MicroBatch], proximal: list[Tensor] | None, step: int, seen: Observations) -> tuple[float, Update]:
-        total = self.accumulate(micros, proximal, step, seen)
-        return float(total), self.optimiser.update(total)
-
-    def _cut(self, sequences: Sequence[TrainSequence]) -> list[MicroBatch]:
-        return [m.to(self.policy.device, self.policy.compute_dtype) for m in micro_batches(sequences, self.settings.batch)]
-
-    @torch.no_grad()
-    def _score(self, micro: MicroBatch) -> Tensor:
-        return self.policy.logprobs(micro)[0]
-
-    def _why_skip(self, sequences: Sequence[TrainSequence]) -> SkipReason | None:
-        """Why there is nothing to learn from a minibatch: Adam would still move the weights along its old moments."""
-        if not sequences:
-            return "no_tokens"
-        regularised = self.settings.loss.entropy > 0 or self.settings.loss.kl > 0
-        if not regularised and not any(bool(s.advantages.any()) for s in sequences):
-            return "no_signal"
-        return None
+    # ---- weights and state
 
     def weights(self) -> dict[str, Tensor]:
         """A copy of the weights by their names in the model's state dict, tied ones once, under their first name."""
         with self.lock:
-            return {name: value.detach().clone() for name, value in _tensors(self.policy.model).items()}
+            return copies(self.policy.model)
 
     def load_weights(self, weights: Mapping[str, Tensor], step: int = 0) -> None:
         """Takes over the weights of version `step` and begins there; StateError, before anything changes, if they are another model's."""
         with self.lock:
-            _fill(self.policy.model, weights)
+            fill(self.policy.model, weights)
             self.begin(step=step)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """All that a resumed learner needs, copied: arrays (`weights/`, `optimiser/`, `reference/`, `rng/torch`) and a JSON document."""
+        """All that a resumed learner needs, copied: arrays (`weights/`, `optimiser/` with its masters, `reference/`, `value_head/`,
+        `rng/torch`) and a JSON document."""
         with self.lock:
-            arrays = {f"weights/{name}": value for name, value in self.weights().items()}
+            arrays = copies(self.policy.model, "weights/")
             arrays |= {f"optimiser/{name}": value for name, value in self.optimiser.arrays().items()}
             if self.reference is not None:
-                arrays |= {f"reference/{name}": value.clone() for name, value in _tensors(self.reference.model).items()}
+                arrays |= copies(self.reference.model, "reference/")
+            if self.value_head is not None:
+                arrays |= copies(self.value_head, "value_head/")
             arrays["rng/torch"] = torch.get_rng_state()
-            return arrays, {"step": self.step, "optimiser": self.optimiser.counts()}
+            return arrays, {"step": self.step, "optimiser": self.optimiser.counts(), "baselines": dict(self.baselines.means)}
 
     def load_state(self, arrays: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
         """Goes on from what `state` gave, bit for bit; StateError if it belongs to another model or lacks what these settings need."""
         with self.lock:
-            if "rng/torch" not in arrays or not {"step", "optimiser"} <= set(document):
-                raise StateError("the learner's state lacks rng/torch, step or optimiser; it is not a checkpoint of a learner")
-            if self.reference is not None:
-                _fill(self.reference.model, _under("reference/", arrays))
-            _fill(self.policy.model, _under("weights/", arrays))
-            self.optimiser.load(_under("optimiser/", arrays), document["optimiser"])
+            if "rng/torch" not in arrays or not {"step", "optimiser", "baselines"} <= set(document):
+                raise StateError("the learner's state lacks rng/torch, step, optimiser or baselines; it is not a checkpoint of a learner")
+            held: dict[str, nn.Module | None] = {
+                "weights/": self.policy.model,
+                "reference/": None if self.reference is None else self.reference.model,
+                "value_head/": self.value_head,
+            }
+            there = {prefix: module for prefix, module in held.items() if module is not None}
+            for prefix, module in there.items():
+                check_fits(module, under(prefix, arrays))
+            for prefix, module in there.items():
+                fill(module, under(prefix, arrays))
+            self.optimiser.load(under("optimiser/", arrays), document["optimiser"])
+            self.baselines = RunningBaselines(document["baselines"])
             self.step = int(document["step"])
             torch.set_rng_state(arrays["rng/torch"])
-
-
-def _under(prefix: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
-
-
-def _tensors(model: torch.nn.Module) -> dict[str, Tensor]:
-    """The model's own parameters and stored buffers (not copies), each once."""
-    found: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, value in model.state_dict(keep_vars=True).items():
-        if id(value) not in seen:
-            seen.add(id(value))
-            found[name] = value
-    return found
-
-
-def _fill(model: torch.nn.Module, values: Mapping[str, Tensor]) -> None:
-    own = _tensors(model)
-    if set(own) != set(values):
-        raise StateError(f"the weights are another model's: {sorted(set(own) ^ set(values))[:3]} are missing or too many")
-    for name, value in values.items():
-        if value.shape != own[name].shape:
-            raise StateError(f"weight {name} has shape {tuple(value.shape)}, the model's has {tuple(own[name].shape)}")
-    with torch.no_grad():
-        for name, value in values.items():
-            own[name].copy_(value)
 
 
 def _padding(micros: Sequence[MicroBatch]) -> float:

@@ -7,18 +7,23 @@ from typing import Literal
 
 __all__ = ["SkipReason", "StalenessMetrics", "StepMetrics", "SupervisedMetrics"]
 
-SkipReason = Literal["no_tokens", "no_signal", "non_finite"]
-"""Why an optimiser step left the parameters as they were."""
+SkipReason = Literal["no_tokens", "no_signal", "masked", "non_finite"]
+"""Why an optimiser step left the parameters as they were: nothing was sampled; all advantages are 0; the loss's mask left out every token
+that has one; loss or gradient were not finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class StalenessMetrics:
     """Trained tokens of one staleness (in versions): `drift` is mean |log p proximal - log p behaviour| in nats, `weight` the mean of
-    their probability ratio, untruncated."""
+    their probability ratio, untruncated, and `quantiles` its distribution (`0.01`: what a hundredth of the tokens is under);
+    `effective_sample_share` and `shares` as in StepMetrics, over these tokens."""
 
     tokens: int
     drift: float
     weight: float
+    quantiles: dict[str, float] = field(default_factory=dict)
+    effective_sample_share: float = 1.0
+    shares: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +33,12 @@ class StepMetrics:
     Means run over the trained tokens. `ratio_*` are of the current to the proximal policy, `weight_*` of the proximal to the
     behaviour policy before truncation; `effective_sample_share` is (sum w)^2 / (n sum w^2) of those weights, 1 when on policy.
     `shares` says which part of the tokens the loss marked (`clipped`: the clip stopped their gradient; `truncated`: their weight was
-    capped). `drift` is mean |log p proximal - log p behaviour| in nats on tokens that version `step` itself sampled (None if there
-    are none): rounding, and nothing else, as long as trainer and engine agree. `padding_share` is the part of the forwarded positions
-    that was padding. `skipped` holds a reason for each optimiser step that was not taken; `grad_norm`, before clipping, and `lr` are of
-    the last that was.
+    capped; `masked`: left out). `drift` and `drift_max` are mean and largest |log p proximal - log p behaviour| in nats on tokens that
+    version `step` itself sampled (None if there are none): rounding, and nothing else, as long as trainer and engine agree; `alarms`
+    says where they do not, and `drift_alarm` counts that. `value_loss` is the value head's mean squared error over 2, `explained` the
+    share of the returns' variance that it explains (None without one). `padding_share` is the part of the forwarded positions that was
+    padding. `skipped` holds a reason for each optimiser step that was not taken; `grad_norm`, before clipping, and `lr` are of the last
+    that was.
     """
 
     step: int
@@ -56,7 +63,12 @@ class StepMetrics:
     shares: dict[str, float] = field(default_factory=dict)
     entropy: float = 0.0
     kl: float = 0.0
+    value_loss: float | None = None
+    explained: float | None = None
     drift: float | None = None
+    drift_max: float | None = None
+    drift_alarm: int = 0
+    alarms: tuple[str, ...] = ()
     by_staleness: dict[int, StalenessMetrics] = field(default_factory=dict)
     seconds: float = 0.0
 

@@ -1,4 +1,4 @@
-"""Cuts a minibatch into padded micro-batches that fit a token budget; owns the layout and the weights, not the order of the batch."""
+"""Cuts a minibatch into micro-batches that fit a token budget, packed or padded; owns the layout and the weights, not the batch's order."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rollart.training.batch import TrainSequence
+from rollart.training.packing import PackedLayout, layout_of
 from rollart.training.settings import BatchSettings, Denominator
 
 __all__ = ["MicroBatch", "micro_batches"]
@@ -16,23 +17,30 @@ __all__ = ["MicroBatch", "micro_batches"]
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Right-padded sequences `ids` [B, T], and for each trained token, all [N]:
+    """Sequences `ids`: [B, T] with padding on the right, or, with a `layout`, [1, T] one after the other; and for each trained token, all [N]:
 
     `index` into the B * T hidden states, of the one that predicts it; `targets`, its id; `behaviour`, `advantages`, `temperature`,
-    `versions`; `sequence`, the row it is in; and `weights`, its share in the loss of the whole minibatch (they sum to 1 over it, so
-    sums over micro-batches need no further division). `real` counts the positions of `ids` that are not padding; `tempered` says whether
-    any temperature differs from 1.
+    `versions`; `returns`, what the value head is to predict; `sequence`, the number of its sequence here; `weights`, its share
+    in the loss of the whole minibatch (they sum to 1 over it, so sums over micro-batches need no further division), and `value_weights`,
+    the same where there is a return and else 0.
+
+    `members` are the sequences' places among those that were cut, in the order they lie here. `real` counts the positions of `ids`
+    that are not padding; `tempered` says whether any temperature differs from 1.
     """
 
     ids: Tensor
+    layout: PackedLayout | None
     index: Tensor
     targets: Tensor
     behaviour: Tensor
     advantages: Tensor
     temperature: Tensor
     versions: Tensor
+    returns: Tensor
     sequence: Tensor
     weights: Tensor
+    value_weights: Tensor
+    members: tuple[int, ...]
     real: int
     tempered: bool
 
@@ -43,22 +51,29 @@ class MicroBatch:
             value = getattr(self, f.name)
             if isinstance(value, Tensor):
                 value = value.to(device, dtype) if value.is_floating_point() else value.to(device)
+            elif isinstance(value, PackedLayout):
+                value = value.to(device)
             moved[f.name] = value
         return MicroBatch(**moved)
 
 
-def micro_batches(sequences: Sequence[TrainSequence], settings: BatchSettings) -> list[MicroBatch]:
+def micro_batches(sequences: Sequence[TrainSequence], settings: BatchSettings, *, packed: bool = False) -> list[MicroBatch]:
     """Sequences of like length together, each micro-batch at most `token_budget` positions (padding included) or one sequence."""
     weights = _weights(sequences, settings.denominator)
     order = sorted(range(len(sequences)), key=lambda i: sequences[i].inputs)  # stable, so equal lengths stay in canonical order
     rows: list[list[int]] = []
+    held = 0
     for i in order:
         # Ascending, so the new sequence is the longest and sets the width of its micro-batch.
-        if rows and (len(rows[-1]) + 1) * sequences[i].inputs <= settings.token_budget:
+        inputs = sequences[i].inputs
+        size = held + inputs if packed else (len(rows[-1]) + 1) * inputs if rows else inputs
+        if rows and size <= settings.token_budget:
             rows[-1].append(i)
+            held += inputs
         else:
             rows.append([i])
-    return [_pad([sequences[i] for i in row], [weights[i] for i in row]) for row in rows]
+            held = inputs
+    return [_lay([sequences[i] for i in row], [weights[i] for i in row], tuple(row), packed) for row in rows]
 
 
 def _weights(sequences: Sequence[TrainSequence], denominator: Denominator) -> list[float]:
@@ -72,23 +87,34 @@ def _weights(sequences: Sequence[TrainSequence], denominator: Denominator) -> li
     return [1.0 / (len(tokens) * tokens[s.trajectory]) for s in sequences]
 
 
-def _pad(sequences: list[TrainSequence], weights: list[float]) -> MicroBatch:
+def _lay(sequences: list[TrainSequence], weights: list[float], members: tuple[int, ...], packed: bool) -> MicroBatch:
     width = max(s.inputs for s in sequences)
-    ids = torch.zeros(len(sequences), width, dtype=torch.long)  # [B, T]; what stands in the padding is never looked at
-    for row, s in enumerate(sequences):
-        ids[row, : s.inputs] = s.ids[:-1]
+    if packed:
+        ids = torch.cat([s.ids[:-1] for s in sequences]).unsqueeze(0)  # [1, T]
+        starts = torch.tensor([0, *(s.inputs for s in sequences)]).cumsum(0).tolist()
+    else:
+        ids = torch.zeros(len(sequences), width, dtype=torch.long)  # [B, T]; what stands in the padding is never looked at
+        for row, s in enumerate(sequences):
+            ids[row, : s.inputs] = s.ids[:-1]
+        starts = [row * width for row in range(len(sequences))]
     counts = torch.tensor([len(s.positions) for s in sequences])
     temperatures = torch.tensor([s.temperature for s in sequences], dtype=torch.float64)
+    spread = torch.tensor(weights, dtype=torch.float64)
+    valued = torch.tensor([s.returns is not None for s in sequences])
     return MicroBatch(
         ids=ids,
-        index=torch.cat([row * width + s.positions - 1 for row, s in enumerate(sequences)]),
+        layout=layout_of([s.inputs for s in sequences]) if packed else None,
+        index=torch.cat([start + s.positions - 1 for start, s in zip(starts, sequences, strict=False)]),
         targets=torch.cat([s.ids[s.positions] for s in sequences]),
         behaviour=torch.cat([s.behaviour for s in sequences]),
         advantages=torch.cat([s.advantages for s in sequences]),
         temperature=temperatures.repeat_interleave(counts),
         versions=torch.cat([s.versions for s in sequences]),
+        returns=torch.cat([torch.zeros_like(s.advantages) if s.returns is None else s.returns for s in sequences]),
         sequence=torch.arange(len(sequences)).repeat_interleave(counts),
-        weights=torch.tensor(weights, dtype=torch.float64).repeat_interleave(counts),
+        weights=spread.repeat_interleave(counts),
+        value_weights=(spread * valued).repeat_interleave(counts),
+        members=members,
         real=sum(s.inputs for s in sequences),
         tempered=any(s.temperature != 1.0 for s in sequences),
     )

@@ -28,18 +28,41 @@ class Update:
 
 
 class Optimiser:
-    """AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) on named parameters, with a learning rate that follows from `steps` alone."""
+    """AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) on named parameters, with a learning rate that follows from `steps` alone.
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], settings: OptimiserSettings) -> None:
+    With `masters`, bfloat16 parameters are rounded copies of float32 ones that are kept here, and gradients are summed in float32
+    (Micikevicius et al. 2018, Mixed Precision Training, arXiv 1710.03740): a step smaller than half a unit in a weight's
+    last place would otherwise be lost.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], settings: OptimiserSettings, *, masters: bool = False) -> None:
         self.settings = settings
         self.parameters = dict(parameters)
         self.steps = 0
         self.skips_in_a_row = 0
+        self._masters: dict[str, nn.Parameter] = {}
+        if masters:
+            narrow = {name: p for name, p in self.parameters.items() if p.dtype in (torch.bfloat16, torch.float16)}
+            self._masters = {name: nn.Parameter(p.detach().float()) for name, p in narrow.items()}
+        self._stepped: dict[str, nn.Parameter] = self.parameters | self._masters
         # Norms and biases are vectors; pulling them to 0 is no regularisation.
-        matrices = [p for p in self.parameters.values() if p.ndim >= 2]
-        vectors = [p for p in self.parameters.values() if p.ndim < 2]
+        matrices = [p for p in self._stepped.values() if p.ndim >= 2]
+        vectors = [p for p in self._stepped.values() if p.ndim < 2]
         groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         self._adam = torch.optim.AdamW([g for g in groups if g["params"]], lr=settings.lr, betas=settings.betas, fused=True)
+
+    def collect(self) -> None:
+        """Adds the gradients of a backward pass to the masters', so that sums over passes do not round; without masters there is nothing to do."""
+        for name, master in self._masters.items():
+            gradient = self.parameters[name].grad
+            if gradient is not None:
+                master.grad = gradient.float() if master.grad is None else master.grad.add_(gradient)
+                self.parameters[name].grad = None
+
+    def discard(self) -> None:
+        """Forgets the gradients that have been summed up."""
+        self.collect()
+        self._adam.zero_grad(set_to_none=True)
 
     def update(self, loss: Tensor) -> Update:
         """Takes one step along the gradients that have been summed up, and clears them.
@@ -47,13 +70,15 @@ class Optimiser:
         `loss` is the scalar that they belong to. If it or they are not finite, nothing changes but the count of skips;
         NonFiniteError if more than `max_skips` come in a row.
         """
+        self.collect()
         lr = learning_rate(self.settings, self.steps)
-        norm = nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.clip_norm, foreach=True)
+        norm = nn.utils.clip_grad_norm_(self._stepped.values(), self.settings.clip_norm, foreach=True)
         finite = bool(torch.isfinite(loss.detach()) & torch.isfinite(norm))
         if finite:
             for group in self._adam.param_groups:
                 group["lr"] = lr
             self._adam.step()
+            self._round()
             self.steps += 1
         self._adam.zero_grad(set_to_none=True)
         self.skips_in_a_row = 0 if finite else self.skips_in_a_row + 1
@@ -65,20 +90,25 @@ class Optimiser:
         return Update(float(norm), lr, finite)
 
     def arrays(self) -> dict[str, Tensor]:
-        """Copies of the moments, as `FIELD/PARAMETER`; empty before the first step."""
+        """Copies of the moments, as `FIELD/PARAMETER`, none before the first step, and of the masters, as `master/PARAMETER`."""
         found: dict[str, Tensor] = {}
-        for name, parameter in self.parameters.items():
+        for name, parameter in self._stepped.items():
             for moment, value in self._adam.state.get(parameter, {}).items():
                 found[f"{moment}/{name}"] = value.detach().clone()
-        return found
+        return found | {f"master/{name}": value.detach().clone() for name, value in self._masters.items()}
 
     def counts(self) -> dict[str, Any]:
         """What JSON can hold of the state."""
         return {"steps": self.steps, "skips_in_a_row": self.skips_in_a_row}
 
     def load(self, arrays: Mapping[str, Tensor], counts: Mapping[str, Any]) -> None:
-        """Puts back what `arrays` and `counts` gave; StateError, before anything changes, if they belong to other parameters."""
-        expected = {f"{m}/{name}" for m in _MOMENTS for name in self.parameters} if arrays else set()
+        """Puts back what `arrays` and `counts` gave; StateError, before anything changes, if they belong to other parameters.
+
+        The parameters themselves become the masters' rounded copies.
+        """
+        stepped = any(not key.startswith("master/") for key in arrays)
+        expected = {f"{m}/{name}" for m in _MOMENTS for name in self._stepped} if stepped else set()
+        expected |= {f"master/{name}" for name in self._masters}
         if set(arrays) != expected:
             raise StateError(f"the optimiser's state does not fit this model: {sorted(set(arrays) ^ expected)[:3]} are missing or too many")
         for key, value in arrays.items():
@@ -86,11 +116,20 @@ class Optimiser:
             if moment != "step" and value.shape != self.parameters[name].shape:
                 raise StateError(f"{key} has shape {tuple(value.shape)}, the parameter {tuple(self.parameters[name].shape)}")
         self._adam.state.clear()
-        if arrays:
-            for name, p in self.parameters.items():
+        with torch.no_grad():
+            for name, master in self._masters.items():
+                master.copy_(arrays[f"master/{name}"])
+        self._round()
+        if stepped:
+            for name, p in self._stepped.items():
                 self._adam.state[p] = {m: _own(arrays[f"{m}/{name}"], p) for m in _MOMENTS}
         self.steps = int(counts["steps"])
         self.skips_in_a_row = int(counts["skips_in_a_row"])
+
+    @torch.no_grad()
+    def _round(self) -> None:
+        for name, master in self._masters.items():
+            self.parameters[name].copy_(master)
 
 
 def _own(value: Tensor, parameter: nn.Parameter) -> Tensor:

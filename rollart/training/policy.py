@@ -5,18 +5,25 @@ Only the positions that predict a trained token reach the output layer, which fo
 
 from __future__ import annotations
 
+import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rollart.training.errors import StateError
+from rollart.training.logits import chunked_logprobs, plain_logprobs
 from rollart.training.microbatch import MicroBatch
+from rollart.training.packing import ATTENTION, layout_of
 from rollart.training.settings import ModelSettings
 
-__all__ = ["DTYPES", "Policy", "load_model"]
+__all__ = ["DTYPES", "Policy", "TokenScores", "load_model"]
+
+log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
@@ -37,23 +44,58 @@ def load_model(folder: str | Path, settings: ModelSettings) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
             model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path, local_files_only=True), dtype=dtype)
-    return model.to(settings.device).eval()
+    model = model.to(settings.device).eval()
+    if settings.recompute:
+        _recompute(model)
+    return model
+
+
+def _recompute(model: Any) -> None:
+    """Has each layer forget its activations and compute them again in the backward pass: Chen et al. 2016 (arXiv 1604.06174)."""
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    if not model.supports_gradient_checkpointing or not layers:
+        raise StateError(f"training.model.recompute: {type(model).__name__} cannot recompute its activations; set it to false")
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for layer in layers:
+        layer.training = True  # the layer's own flag turns recomputation on; what is inside stays in evaluation mode, without dropout
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """Of the trained tokens of a micro-batch: `logprobs` and `entropies` [N] in nats, and, if asked for, the hidden states [N, H] that
+    predict them."""
+
+    logprobs: Tensor
+    entropies: Tensor
+    hidden: Tensor | None
 
 
 class Policy:
-    """A Hugging Face causal language model, asked for the log-probabilities of the trained tokens of a micro-batch."""
+    """A Hugging Face causal language model, asked for the log-probabilities of the trained tokens of a micro-batch.
 
-    def __init__(self, model: nn.Module) -> None:
+    `head_rows` is how many tokens' logits are in memory at once. With `packing`, `packs` says whether the model computes
+    packed rows rightly; if not, it is to be given padded ones.
+    """
+
+    def __init__(self, model: nn.Module, *, head_rows: int = 1024, packing: bool = False) -> None:
         self.model = model
         parameter = next(model.parameters())
         self.device = parameter.device
         self.dtype = parameter.dtype
+        self.head_rows = head_rows
         self._split = self._head_is_all()
+        self.packs = packing and self._can_pack()
 
     @property
     def compute_dtype(self) -> torch.dtype:
         """The format of log-probabilities and losses: never narrower than float32."""
         return torch.promote_types(self.dtype, torch.float32)
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states that reach the output layer."""
+        model: Any = self.model
+        return int(model.get_output_embeddings().weight.shape[1])
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Trained parameters by name; tied ones once, under the first of their names."""
@@ -64,40 +106,77 @@ class Policy:
 
         `entropy_gradient` says whether the entropies are to be differentiated.
         """
-        logits = self._logits(micro).to(self.compute_dtype)  # [N, V]
-        if micro.tempered:
-            logits = logits / micro.temperature.unsqueeze(1)
-        log_p = torch.log_softmax(logits, dim=-1)
-        chosen = log_p.gather(1, micro.targets.unsqueeze(1)).squeeze(1)
-        seen = log_p if entropy_gradient else log_p.detach()
-        return chosen, -(seen.exp() * seen).sum(-1)
+        scores = self.score(micro, entropy_gradient=entropy_gradient)
+        return scores.logprobs, scores.entropies
 
-    def _logits(self, micro: MicroBatch) -> Tensor:
-        """Logits [N, V] at the positions that predict a trained token.
-
-        No attention mask: padding stands on the right, where a causal model never looks, and without a mask attention
-        takes its fastest path.
-        """
+    def score(self, micro: MicroBatch, *, entropy_gradient: bool = False, hidden: bool = False) -> TokenScores:
+        """What `logprobs` says and, with `hidden`, the states that it was said from."""
+        temperature = micro.temperature if micro.tempered else None
         if not self._split:
-            return self.model(input_ids=micro.ids, use_cache=False).logits.flatten(0, 1).index_select(0, micro.index)
-        hidden = self._body(micro.ids)  # [B, T, H]
-        return self._head(hidden.flatten(0, 1).index_select(0, micro.index))
+            found = self.model(**_inputs(micro), use_cache=False, output_hidden_states=hidden)
+            logits = found.logits.flatten(0, 1).index_select(0, micro.index).to(self.compute_dtype)
+            states = found.hidden_states[-1].flatten(0, 1).index_select(0, micro.index) if hidden else None
+            return TokenScores(*plain_logprobs(logits, micro.targets, temperature, entropy_gradient=entropy_gradient), states)
+        # No attention mask: padding stands on the right, where a causal model never looks, and without a mask attention
+        # takes its fastest path.
+        states = self._body(**_inputs(micro)).flatten(0, 1).index_select(0, micro.index)  # [N, H]
+        head = self._head()
+        if len(states) > self.head_rows and type(head) is nn.Linear:
+            chosen, entropy = chunked_logprobs(
+                states, head.weight, head.bias, micro.targets, temperature, self.head_rows, entropy_gradient=entropy_gradient
+            )
+        else:
+            chosen, entropy = plain_logprobs(head(states).to(self.compute_dtype), micro.targets, temperature, entropy_gradient=entropy_gradient)
+        return TokenScores(chosen, entropy, states if hidden else None)
 
-    def _body(self, ids: Tensor) -> Tensor:
+    def _body(self, **inputs: Any) -> Tensor:
         body: Any = self.model.base_model
-        return body(input_ids=ids, use_cache=False).last_hidden_state
+        return body(**inputs, use_cache=False).last_hidden_state
 
-    def _head(self, hidden: Tensor) -> Tensor:
+    def _head(self) -> nn.Module:
         model: Any = self.model
-        return model.get_output_embeddings()(hidden)
+        return model.get_output_embeddings()
 
     def _head_is_all(self) -> bool:
         """Whether logits are the output layer's and nothing more; some families scale or cap them afterwards."""
-        ids = torch.arange(3, device=self.device).unsqueeze(0) % self._head_width()
+        ids = self._probe(3)
         with torch.no_grad():
             whole = self.model(input_ids=ids, use_cache=False).logits
-            return torch.equal(self._head(self._body(ids)), whole)
+            return torch.equal(self._head()(self._body(input_ids=ids)), whole)
 
-    def _head_width(self) -> int:
+    def _can_pack(self) -> bool:
+        """Tries a packed row against its sequences alone: a family may cap its scores, or carry a state from one to the next."""
         model: Any = self.model
-        return int(model.get_output_embeddings().weight.shape[0])
+        before = model.config._attn_implementation
+        lengths = (2, 3, 5)
+        ids = self._probe(sum(lengths))
+        with torch.no_grad():
+            alone = [self._body(input_ids=part)[0] for part in ids.split(lengths, dim=1)]
+            model.set_attn_implementation(ATTENTION)
+            try:
+                layout = layout_of(lengths).to(self.device)
+                packed = self._body(input_ids=ids, position_ids=layout.positions, layout=layout)[0]
+                alike = bool(torch.allclose(packed, torch.cat(alone), atol=_ALIKE[self.dtype], rtol=_ALIKE[self.dtype]))
+            except (NotImplementedError, TypeError) as error:
+                log.info("%s cannot be packed: %s", type(model).__name__, error)
+                alike = False
+        if not alike:
+            model.set_attn_implementation(before)
+            log.warning("training.batch.packing: %s does not compute packed rows rightly; its batches are padded", type(model).__name__)
+        return alike
+
+    def _probe(self, length: int) -> Tensor:
+        """Some ids [1, length]."""
+        model: Any = self.model
+        vocabulary = int(model.get_output_embeddings().weight.shape[0])
+        return torch.arange(length, device=self.device).unsqueeze(0) % vocabulary
+
+
+_ALIKE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.1}
+"""How far packed and single sequences may differ by rounding: fp64 and fp32 some 1e3 units in the last place, bf16 some ten."""
+
+
+def _inputs(micro: MicroBatch) -> dict[str, Any]:
+    if micro.layout is None:
+        return {"input_ids": micro.ids}
+    return {"input_ids": micro.ids, "position_ids": micro.layout.positions, "layout": micro.layout}

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 __all__ = [
-    "AdvantageName", "AdvantageSettings", "BatchSettings", "Decay", "Denominator", "LearnerSettings", "LossName", "LossSettings",
-    "ModelSettings", "OptimiserSettings",
+    "AdvantageName", "AdvantageOverride", "AdvantagePlan", "AdvantageSettings", "AgreementSettings", "BatchSettings", "Decay",
+    "Denominator", "KLEstimator", "LearnerSettings", "LossName", "LossSettings", "MaskSettings", "ModelSettings", "OptimiserSettings",
 ]  # fmt: skip
 
-AdvantageName = Literal["grpo"]
-LossName = Literal["decoupled_ppo", "ppo_clip"]
+AdvantageName = Literal["grpo", "rloo", "reinforce", "gae"]
+Baseline = Literal["batch", "running"]
+Normalisation = Literal["none", "task"]
+LossName = Literal["decoupled_ppo", "ppo_clip", "cispo", "gspo", "tis"]
+CorrectionLevel = Literal["token", "sequence"]
+MaskLevel = Literal["token", "sequence", "geometric"]
+Measure = Literal["ratio", "divergence"]
+KLEstimator = Literal["k1", "k2", "k3"]
 Decay = Literal["constant", "linear", "cosine"]
 Denominator = Literal["token", "trajectory"]
 DEVICE = r"^(cpu|cuda|mps|xpu)(:[0-9]+)?$"
@@ -54,22 +60,108 @@ class OptimiserSettings(_Settings):
         return self if self.total_steps is not None else self.model_copy(update={"total_steps": max(1, steps)})
 
 
+class MaskSettings(_Settings):
+    """Leaves out what the trainer's policy at the start of the step finds too unlike what sampled it; it still counts in the denominator."""
+
+    level: MaskLevel = Field(
+        default="token", description="what is judged: each token, a sequence by the sum over its tokens, or by their mean (geometric)"
+    )
+    by: Measure = Field(
+        default="ratio", description="ratio: probability ratio to the behaviour policy; divergence: KL of the token against all others, in nats"
+    )
+    low: float | None = Field(default=None, ge=0, description="what is under it is left out (none: no lower bound)")
+    high: float | None = Field(default=None, gt=0, description="what is over it is left out (none: no upper bound)")
+    negative_only: bool = Field(default=False, description="leave out only where the advantage is negative")
+
+    @model_validator(mode="after")
+    def _bounded(self) -> MaskSettings:
+        if self.low is None and self.high is None:
+            raise ValueError("a mask without bounds leaves nothing out: give low, high or both, or remove the mask")
+        if self.low is not None and self.high is not None and self.low >= self.high:
+            raise ValueError(f"low {self.low} is not under high {self.high}: every token would be left out; lower it")
+        return self
+
+
 class LossSettings(_Settings):
-    """Which policy loss runs, and what is added to it."""
+    """Which policy loss runs, how stale samples are corrected for, and what is added."""
 
     name: LossName = Field(default="decoupled_ppo", description="policy loss")
     clip_low: float = Field(default=0.2, gt=0, lt=1, description="how far below 1 the probability ratio counts")
     clip_high: float = Field(default=0.28, gt=0, description="how far above 1 the probability ratio counts (above clip_low: DAPO's clip-higher)")
-    truncate: float = Field(default=2.0, ge=1, description="cap of the behaviour weight, the probability ratio of proximal to behaviour policy")
+    correction: CorrectionLevel = Field(
+        default="token", description="decoupled_ppo, tis: behaviour weight of each token, or one of the sequence (unbiased, and of higher variance)"
+    )
+    truncate: float | None = Field(
+        default=2.0, ge=1, description="cap of the behaviour weight, the probability ratio of proximal to behaviour policy; null: none"
+    )
+    mask: MaskSettings | None = Field(default=None, description="what is left out of any loss; none: nothing is")
     entropy: float = Field(default=0.0, ge=0, description="weight of the entropy bonus, per nat")
     kl: float = Field(default=0.0, ge=0, description="weight of the KL penalty to the weights that training began with, per nat")
+    kl_estimator: KLEstimator = Field(default="k3", description="how that KL is estimated from the sampled tokens")
+    value: float = Field(default=0.5, gt=0, description="gae: weight of the value head's squared error")
 
 
 class AdvantageSettings(_Settings):
-    """How scores turn into advantages."""
+    """How scores turn into advantages. A task may say otherwise for itself in `tasks[].advantage`."""
 
-    name: AdvantageName = Field(default="grpo", description="advantage estimator")
-    divide_by_std: bool = Field(default=True, description="whether a group's advantages are divided by the standard deviation of its scores")
+    name: AdvantageName = Field(
+        default="grpo", description="advantage estimator: against the group (grpo, rloo), the task (reinforce), or a value head (gae)"
+    )
+    divide_by_std: bool = Field(default=True, description="grpo: whether a group's advantages are divided by the standard deviation of its scores")
+    baseline: Baseline = Field(default="batch", description="reinforce: the mean of the task's scores in the batch, or a running one of those before")
+    baseline_decay: float = Field(default=0.9, ge=0, lt=1, description="reinforce: what a step leaves of the running baseline")
+    discount: float = Field(default=1.0, gt=0, le=1, description="gae: discount per token")
+    trace: float = Field(default=0.95, ge=0, le=1, description="gae: lambda, from one-step differences (0) to whole returns (1)")
+    normalise: Normalisation = Field(
+        default="none", description="task: subtract the mean and divide by the standard deviation over the task's trajectories in the batch"
+    )
+    weight: float = Field(default=1.0, gt=0, le=1e6, description="factor on the advantages")
+
+    def of(self, task: str) -> AdvantageSettings:
+        """What holds for `task`."""
+        return self
+
+    @property
+    def needs_spread(self) -> bool:
+        """Whether a group whose members all scored the same teaches nothing."""
+        return self.name in ("grpo", "rloo")
+
+    @property
+    def needs_values(self) -> bool:
+        """Whether a value head has to learn beside the policy."""
+        return self.name == "gae"
+
+
+class AdvantageOverride(_Settings):
+    """What a task wants other than `training.advantage` says; a field that is not given stays as it is there."""
+
+    name: AdvantageName | None = Field(default=None, description="advantage estimator of this task")
+    divide_by_std: bool | None = Field(default=None, description="grpo: whether to divide by the standard deviation of the group's scores")
+    baseline: Baseline | None = Field(default=None, description="reinforce: what this task's scores are compared with")
+    baseline_decay: float | None = Field(default=None, ge=0, lt=1, description="reinforce: what a step leaves of the running baseline")
+    discount: float | None = Field(default=None, gt=0, le=1, description="gae: discount per token")
+    trace: float | None = Field(default=None, ge=0, le=1, description="gae: lambda")
+    normalise: Normalisation | None = Field(default=None, description="whether this task's advantages are brought to mean 0 and deviation 1")
+    weight: float | None = Field(default=None, gt=0, le=1e6, description="factor on this task's advantages")
+
+    def over(self, common: AdvantageSettings) -> AdvantageSettings:
+        """`common` with what is given here in its place."""
+        return AdvantageSettings.model_validate(
+            {**common.model_dump(include=set(AdvantageSettings.model_fields)), **self.model_dump(exclude_none=True)}
+        )
+
+
+class AdvantagePlan(AdvantageSettings):
+    """The settings of a whole mix: `tasks` holds those of the tasks that want other ones."""
+
+    tasks: dict[str, AdvantageSettings] = Field(default_factory=dict, description="settings by task name")
+
+    def of(self, task: str) -> AdvantageSettings:
+        return self.tasks.get(task, self)
+
+    @property
+    def needs_values(self) -> bool:
+        return any(s.name == "gae" for s in (self, *self.tasks.values()))
 
 
 class BatchSettings(_Settings):
@@ -78,6 +170,9 @@ class BatchSettings(_Settings):
     token_budget: int = Field(
         default=8192, gt=0, description="tokens of one forward and backward pass, padding included; a longer sequence runs alone"
     )
+    packing: bool = Field(
+        default=False, description="lay sequences one after the other instead of padding them to one length; families that can't are padded"
+    )
     minibatches: int = Field(default=1, gt=0, description="optimiser steps that one batch is split into")
     denominator: Denominator = Field(default="token", description="what counts the same: every trained token, or every trajectory")
 
@@ -85,10 +180,28 @@ class BatchSettings(_Settings):
 class ModelSettings(_Settings):
     """Precision and place of the policy in the trainer."""
 
-    dtype: Literal["float32", "float64", "bfloat16"] = Field(default="float32", description="number format of weights, gradients and optimiser state")
+    dtype: Literal["float32", "float64", "bfloat16"] = Field(
+        default="float32", description="number format of weights and gradients, and of the optimiser's state unless there are masters"
+    )
+    masters: bool = Field(
+        default=True, description="bfloat16: the optimiser keeps float32 weights and sums gradients in float32; else small steps round away"
+    )
+    recompute: bool = Field(
+        default=False, description="activation checkpointing: keep one activation a layer and compute the rest again (a third more time, less memory)"
+    )
+    head_rows: int = Field(
+        default=1024, gt=0, description="trained tokens whose logits over the vocabulary are in memory at once; more go through in chunks"
+    )
     device: str = Field(default="cpu", pattern=DEVICE, description="torch device of the trainer, such as cpu or cuda:0")
     threads: int = Field(default=1, gt=0, description="torch threads of the training process")
     seed: int = Field(default=0, ge=0, description="seed of the initial weights where the model's folder holds none")
+
+
+class AgreementSettings(_Settings):
+    """How far the trainer's log-probabilities may be from the engine's on tokens that the trainer's own version sampled."""
+
+    mean: float | None = Field(default=None, gt=0, description="mean difference in nats over which a step alarms; default: 1e-3, in bfloat16 0.03")
+    highest: float | None = Field(default=None, gt=0, description="largest difference of a token in nats that alarms; default: 0.05, in bfloat16 1.5")
 
 
 class LearnerSettings(_Settings):
@@ -99,3 +212,4 @@ class LearnerSettings(_Settings):
     loss: LossSettings = LossSettings()
     advantage: AdvantageSettings = AdvantageSettings()
     batch: BatchSettings = BatchSettings()
+    agreement: AgreementSettings = AgreementSettings()

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rollart.training.batch import TrainBatch, build_batch
 from rollart.training.errors import NonFiniteError, StateError
-from rollart.training.learner import Learner
+from rollart.training.learner import Learner, Minibatch
 from rollart.training.microbatch import MicroBatch, micro_batches
 from rollart.training.observe import Observations
 from rollart.training.settings import BatchSettings, LearnerSettings, LossSettings, ModelSettings, OptimiserSettings
@@ -32,7 +32,8 @@ def _cut(learner: Learner, batch: TrainBatch, budget: int) -> list[MicroBatch]:
 def _gradient(learner: Learner, micros: list[MicroBatch]) -> Tensor:
     """The whole gradient of one minibatch, flat."""
     learner.policy.model.zero_grad(set_to_none=True)
-    learner.accumulate(micros, None, 0, Observations())
+    reference = learner.referred(micros) if learner.reference is not None else None
+    learner.accumulate(Minibatch(micros, None, reference), 0, Observations())
     return torch.cat([p.grad.flatten() for p in learner.policy.parameters().values() if p.grad is not None])
 
 
@@ -110,8 +111,8 @@ def test_tokens_with_the_id_of_padding_are_trained_on(llama: Path) -> None:
     trajectory = ended(0)
     metrics = learner.train_step(build_batch([trajectory], {trajectory.attempt: 1.0}, 0))
     assert metrics.tokens == 2
-    after = learner.policy.logprobs(learner._cut(build_batch([trajectory], {trajectory.attempt: 1.0}, 0).sequences)[0])[0]
-    before = Learner(llama, _settings()).policy.logprobs(learner._cut(build_batch([trajectory], {trajectory.attempt: 1.0}, 0).sequences)[0])[0]
+    after = learner.policy.logprobs(learner.cut(build_batch([trajectory], {trajectory.attempt: 1.0}, 0).sequences)[0])[0]
+    before = Learner(llama, _settings()).policy.logprobs(learner.cut(build_batch([trajectory], {trajectory.attempt: 1.0}, 0).sequences)[0])[0]
     assert bool((after > before).all())
 
 
@@ -222,7 +223,7 @@ def test_metrics_tell_drift_weights_and_effective_sample_size_by_staleness(llama
     learner = Learner(llama, _settings())
     learner.step = 2
     trajectories = make_trajectories((2,))
-    micros = learner._cut(_batch(trajectories, 2).sequences)
+    micros = learner.cut(_batch(trajectories, 2).sequences)
     with torch.no_grad():
         own = learner.policy.logprobs(micros[0])[0].tolist()
     gap = 0.25
@@ -310,3 +311,59 @@ def test_the_kl_penalty_measures_the_distance_from_the_weights_that_training_beg
     assert second.kl > 1e-4
     learner.begin(step=2)
     assert learner.train_step(_batch(make_trajectories(), 2)).kl == 0.0
+
+
+GAE = {"advantage": {"name": "gae", "trace": 0.9}, "loss": {"value": 0.5}}
+
+
+def test_the_value_head_is_trained_towards_returns_with_its_own_share_of_the_loss(gpt2: Path, make_trajectories) -> None:
+    learner = Learner(gpt2, _settings(model={"dtype": "float64"}, **GAE))
+    trajectories = make_trajectories((2, 1))
+    scored = build_batch(trajectories, {t.attempt: 1.0 + t.attempt.member for t in trajectories}, 0)
+    batch = learner.finish(scored)
+    assert all(s.returns is not None for s in batch.sequences)
+    # The head starts at 0, so a trajectory's returns are its score, discounted by the trace from its last token back.
+    last = batch.sequences[-1]
+    assert last.returns is not None
+    expected = [float(scored.sequences[-1].advantages[0]) * 0.9**k for k in range(len(last.positions))]
+    assert last.returns.flip(0).tolist() == pytest.approx(expected, abs=1e-12)
+    micros = learner.cut(batch.sequences)
+    learner.policy.model.zero_grad(set_to_none=True)
+    learner.accumulate(Minibatch(micros), 0, Observations())
+    assert learner.value_head is not None and learner.value_head.weight.grad is not None
+    oracle = torch.zeros_like(learner.value_head.weight[0])
+    for micro in micros:
+        hidden = learner.policy.score(micro, hidden=True).hidden
+        assert hidden is not None
+        oracle += (0.5 * micro.weights * (0.0 - micro.returns)) @ hidden.detach()
+    assert torch.allclose(learner.value_head.weight.grad[0], oracle, atol=1e-12, rtol=1e-9)
+
+
+def test_the_value_head_learns_and_says_how_much_it_explains(llama: Path, make_trajectories) -> None:
+    learner = Learner(llama, _settings(optimiser={"lr": 0.01}, advantage={"name": "gae", "trace": 1.0}))
+    trajectories = make_trajectories((3, 2))
+    found = []
+    for step in range(25):
+        found.append(learner.train_step(build_batch(trajectories, {t.attempt: float(t.attempt.member % 2) for t in trajectories}, step)))
+    assert found[0].explained == pytest.approx(0.0, abs=1e-6)
+    assert found[-1].value_loss is not None and found[0].value_loss is not None and found[-1].value_loss < 0.2 * found[0].value_loss
+    assert found[-1].explained is not None and found[-1].explained > 0.7
+
+
+@pytest.mark.parametrize("fields", [GAE, {"advantage": {"name": "reinforce", "baseline": "running"}}])
+def test_value_head_and_running_baselines_come_back_with_the_state(llama: Path, make_trajectories, fields: dict) -> None:
+    batches = []
+    for step in range(4):
+        trajectories = make_trajectories((3, 2), seed=step)
+        batches.append(build_batch(trajectories, {t.attempt: float((t.attempt.member + step) % 2) for t in trajectories}, step))
+    through = Learner(llama, _settings(**fields))
+    expected = [through.train_step(b) for b in batches]
+    first, second = Learner(llama, _settings(**fields)), Learner(llama, _settings(**fields))
+    for batch in batches[:2]:
+        first.train_step(batch)
+    second.load_state(*first.state())
+    assert [second.train_step(b).loss for b in batches[2:]] == [m.loss for m in expected[2:]]
+    assert second.state()[1] == through.state()[1]
+    assert set(second.weights()) == set(Learner(llama, _settings()).weights())  # what is published is the policy alone
+    with pytest.raises(StateError, match=r"another model|lacks|does not fit"):
+        second.load_state(Learner(llama, _settings()).state()[0], {"step": 0})

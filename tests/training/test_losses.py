@@ -5,8 +5,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from rollart.training.losses.kl import kl_to_reference
 from rollart.training.losses.registry import LOSSES
-from rollart.training.losses.terms import LossInputs, kl_to_reference
+from rollart.training.losses.terms import LossInputs
 from rollart.training.settings import LossName, LossSettings
 
 # (current, proximal, behaviour, advantage): inside the range; above it with A > 0 and A < 0; below it with A > 0 and A < 0; a

@@ -1,32 +1,37 @@
-"""Names the advantage estimators and applies one to a batch's groups."""
+"""Names the advantage estimators and applies each to the groups of the tasks that want it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
 
 from rollart.training.advantages.grpo import grpo
+from rollart.training.advantages.reinforce import reinforce
+from rollart.training.advantages.rloo import rloo
 from rollart.training.errors import BatchError
 from rollart.training.settings import AdvantageName, AdvantageSettings
 from rollart.types import Attempt, Episode, Group
 
-__all__ = ["ADVANTAGES", "advantages_of"]
+__all__ = ["ADVANTAGES", "Estimator", "advantages_of"]
 
+Estimator = Callable[[Sequence[float], Sequence[Episode], AdvantageSettings], list[float]]
+"""Scores and their episodes, both of length n, to n advantages. What has to be compared with something that only the learner knows, a
+running baseline or values, is left as the score."""
 
-class Estimator(Protocol):
-    """Scores and their groups' ids, both of length n, to n advantages."""
-
-    def __call__(self, scores: list[float], groups: list[Episode], *, divide_by_std: bool) -> list[float]: ...
-
-
-ADVANTAGES: dict[AdvantageName, Estimator] = {"grpo": grpo}
+ADVANTAGES: dict[AdvantageName, Estimator] = {
+    "grpo": lambda scores, episodes, settings: grpo(scores, episodes, divide_by_std=settings.divide_by_std),
+    "rloo": lambda scores, episodes, settings: rloo(scores, episodes),
+    "reinforce": lambda scores, episodes, settings: reinforce(scores, [e.task for e in episodes]) if settings.baseline == "batch" else list(scores),
+    "gae": lambda scores, episodes, settings: list(scores),
+}
 
 
 def advantages_of(groups: Iterable[Group], settings: AdvantageSettings) -> dict[Attempt, float]:
-    """The advantage of each attempt of `groups`; BatchError if a score or a receipt is in the wrong place."""
+    """What the scores alone say of each attempt of `groups`, each task by its own estimator; the learner finishes what needs more.
+
+    BatchError if a score or a receipt is in the wrong place.
+    """
     attempts: list[Attempt] = []
     scores: list[float] = []
-    episodes: list[Episode] = []
     for group in groups:
         for member in group.members:
             attempt = member.receipt.attempt
@@ -36,7 +41,12 @@ def advantages_of(groups: Iterable[Group], settings: AdvantageSettings) -> dict[
                 raise BatchError(f"attempt {attempt} carries a score of {member.score.attempt}, or of another execution of it")
             attempts.append(attempt)
             scores.append(member.score.value)
-            episodes.append(group.episode)
     if len(set(attempts)) != len(attempts):
         raise BatchError("an attempt stands twice in the batch; each may be trained on once")
-    return dict(zip(attempts, ADVANTAGES[settings.name](scores, episodes, divide_by_std=settings.divide_by_std), strict=True))
+    found: dict[Attempt, float] = {}
+    for task in dict.fromkeys(a.episode.task for a in attempts):
+        chosen = settings.of(task)
+        mine = [i for i, a in enumerate(attempts) if a.episode.task == task]
+        values = ADVANTAGES[chosen.name]([scores[i] for i in mine], [attempts[i].episode for i in mine], chosen)
+        found |= {attempts[i]: value for i, value in zip(mine, values, strict=True)}
+    return found

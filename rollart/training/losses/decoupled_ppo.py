@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rollart.training.losses.terms import LossInputs, LossTerms, surrogate
+from rollart.training.losses.terms import LossInputs, LossTerms, behaviour_weight, surrogate
 from rollart.training.settings import LossSettings
 
 __all__ = ["decoupled_ppo"]
@@ -19,6 +19,6 @@ def decoupled_ppo(inputs: LossInputs, settings: LossSettings) -> LossTerms:
     Espeholt et al. 2018, IMPALA (arXiv 1802.01561).
     """
     ratio = torch.exp(inputs.current - inputs.proximal)
-    weight = torch.exp(inputs.proximal - inputs.behaviour).detach()
+    weight, truncated = behaviour_weight(inputs, settings.correction, settings.truncate)
     objective, clipped = surrogate(ratio, inputs.advantages, settings.clip_low, settings.clip_high)
-    return LossTerms(-weight.clamp(max=settings.truncate) * objective, {"clipped": clipped, "truncated": weight > settings.truncate})
+    return LossTerms(-weight * objective, {"clipped": clipped, "truncated": truncated})

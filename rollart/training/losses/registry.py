@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from rollart.training.losses.cispo import cispo
 from rollart.training.losses.decoupled_ppo import decoupled_ppo
+from rollart.training.losses.gspo import gspo
+from rollart.training.losses.mask import PolicyLoss, masked
 from rollart.training.losses.ppo_clip import ppo_clip
 from rollart.training.losses.terms import LossInputs, LossTerms
+from rollart.training.losses.tis import tis
 from rollart.training.settings import LossName, LossSettings
 
-__all__ = ["LOSSES", "PolicyLoss"]
+__all__ = ["LOSSES", "PolicyLoss", "policy_loss"]
 
-PolicyLoss = Callable[[LossInputs, LossSettings], LossTerms]
+LOSSES: dict[LossName, PolicyLoss] = {"decoupled_ppo": decoupled_ppo, "ppo_clip": ppo_clip, "cispo": cispo, "gspo": gspo, "tis": tis}
 
-LOSSES: dict[LossName, PolicyLoss] = {"decoupled_ppo": decoupled_ppo, "ppo_clip": ppo_clip}
+
+def policy_loss(inputs: LossInputs, settings: LossSettings) -> LossTerms:
+    """The loss that the settings name, without what their mask leaves out."""
+    return masked(LOSSES[settings.name], inputs, settings)

@@ -1,4 +1,4 @@
-"""What every policy loss is given and gives back, and the terms that are added to any of them."""
+"""What every policy loss is given and gives back, and the pieces that several of them share."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-__all__ = ["LossInputs", "LossTerms", "kl_to_reference", "surrogate"]
+__all__ = ["LossInputs", "LossTerms", "behaviour_weight", "over_sequence", "surrogate"]
 
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
     """The trained tokens of some sequences, all of shape [N]; log-probabilities are natural and only `current` has a gradient.
 
-    `sequence` numbers the sequence of each token, for losses over sequences; a sequence is never split between two calls.
+    `sequence` numbers the sequence of each token from 0, for losses over sequences; a sequence is never split between two calls. A
+    sequence is a segment: a trajectory whose prefix was changed on the way is several.
     """
 
     current: Tensor
@@ -43,10 +44,24 @@ def surrogate(ratio: Tensor, advantages: Tensor, low: float, high: float) -> tup
     return torch.minimum(free, held), (held < free).detach()
 
 
-def kl_to_reference(current: Tensor, reference: Tensor) -> Tensor:
-    """exp(ref - cur) - (ref - cur) - 1, [N]: the estimator k3 of KL(current || reference), never negative.
+def over_sequence(values: Tensor, sequence: Tensor, *, mean: bool) -> Tensor:
+    """The sum or the mean of `values` [N] over the tokens of each one's sequence, at every token, [N]; differentiable."""
+    count = int(sequence.max()) + 1 if len(sequence) else 0
+    total = values.new_zeros(count).index_add(0, sequence, values)
+    if mean:
+        total = total / torch.bincount(sequence, minlength=count).clamp(min=1)
+    return total.index_select(0, sequence)
 
-    Schulman 2020, Approximating KL Divergence (joschu.net/blog/kl-approx.html); as in GRPO's objective.
+
+def behaviour_weight(inputs: LossInputs, level: str, cap: float | None) -> tuple[Tensor, Tensor]:
+    """min(exp(proximal - behaviour), cap) of each token, or of the sum over its sequence, and where the cap bit; [N], without gradient.
+
+    The cap is truncated importance sampling: Ionides 2008; in reinforcement learning Espeholt et al. 2018, IMPALA (arXiv 1802.01561).
     """
-    gap = reference - current
-    return torch.expm1(gap) - gap
+    gap = (inputs.proximal - inputs.behaviour).detach()
+    if level == "sequence":
+        gap = over_sequence(gap, inputs.sequence, mean=False)
+    weight = gap.exp()
+    if cap is None:
+        return weight, torch.zeros_like(weight, dtype=torch.bool)
+    return weight.clamp(max=cap), weight > cap

@@ -1,0 +1,88 @@
+"""Log-probabilities and entropies out of the output layer, in chunks of tokens: the tokens-by-vocabulary matrix is never whole in memory.
+
+Computes what `log_softmax(hidden @ weight.T / temperature)` would say of the targets; knows no model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["chunked_logprobs", "plain_logprobs"]
+
+
+def plain_logprobs(logits: Tensor, targets: Tensor, temperature: Tensor | None, *, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+    """Of `logits` [N, V]: log-probabilities of `targets` [N] under softmax(logits / temperature) and the entropies, both [N], in nats."""
+    if temperature is not None:
+        logits = logits / temperature.unsqueeze(1)
+    log_p = torch.log_softmax(logits, dim=-1)
+    seen = log_p if entropy_gradient else log_p.detach()
+    return log_p.gather(1, targets.unsqueeze(1)).squeeze(1), -(seen.exp() * seen).sum(-1)
+
+
+def chunked_logprobs(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: Tensor | None, rows: int, *, entropy_gradient: bool
+) -> tuple[Tensor, Tensor]:
+    """The same from `hidden` [N, H] and the output layer's `weight` [V, H], `bias` [V], with logits of `rows` tokens at a time.
+
+    Computed in float32 at least. The logits are computed again in the backward pass: a third more work in the output layer.
+    """
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    scale = torch.ones(len(hidden), dtype=wide, device=hidden.device) if temperature is None else temperature.to(wide)
+    chosen, entropy = _Chunked.apply(hidden, weight, bias, targets, scale, rows, entropy_gradient)
+    return chosen, entropy if entropy_gradient else entropy.detach()
+
+
+class _Chunked(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: Tensor, rows: int, entropy_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
+        chosen, entropy = torch.empty_like(temperature), torch.empty_like(temperature)  # [N]
+        for part in _parts(len(hidden), rows):
+            log_p = _log_softmax(hidden[part], weight, bias, temperature[part])
+            chosen[part] = log_p.gather(1, targets[part].unsqueeze(1)).squeeze(1)
+            entropy[part] = -(log_p.exp() * log_p).sum(-1)
+        ctx.save_for_backward(hidden, weight, bias, targets, temperature, entropy)
+        ctx.rows, ctx.entropy_gradient = rows, entropy_gradient
+        return chosen, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, temperature, entropy = ctx.saved_tensors
+        of_chosen, of_entropy = gradients
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        to_hidden = torch.empty_like(hidden) if wants_hidden else None
+        to_weight = torch.zeros_like(weight, dtype=temperature.dtype) if wants_weight else None
+        to_bias = torch.zeros_like(bias, dtype=temperature.dtype) if wants_bias and bias is not None else None
+        for part in _parts(len(hidden), ctx.rows):
+            log_p = _log_softmax(hidden[part], weight, bias, temperature[part])
+            p = log_p.exp()
+            # d log p_target / d logit_j = 1[j = target] - p_j;  d H / d logit_j = -p_j (log p_j + H); both over the temperature.
+            slope = -of_chosen[part].unsqueeze(1) * p
+            slope.scatter_add_(1, targets[part].unsqueeze(1), of_chosen[part].unsqueeze(1))
+            if ctx.entropy_gradient:
+                slope -= of_entropy[part].unsqueeze(1) * p * (log_p + entropy[part].unsqueeze(1))
+            slope /= temperature[part].unsqueeze(1)
+            if to_bias is not None:
+                to_bias += slope.sum(0)
+            slope = slope.to(hidden.dtype)
+            if to_hidden is not None:
+                to_hidden[part] = slope @ weight
+            if to_weight is not None:
+                to_weight += slope.T @ hidden[part]
+        return (
+            to_hidden, None if to_weight is None else to_weight.to(weight.dtype), None if to_bias is None else to_bias.to(bias.dtype),
+            None, None, None, None,
+        )  # fmt: skip
+
+
+def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor) -> Tensor:
+    logits = torch.nn.functional.linear(hidden, weight, bias).to(temperature.dtype)
+    return torch.log_softmax(logits / temperature.unsqueeze(1), dim=-1)
+
+
+def _parts(count: int, rows: int) -> list[slice]:
+    return [slice(at, min(at + rows, count)) for at in range(0, count, rows)]
