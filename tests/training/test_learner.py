@@ -1,5 +1,6 @@
 import random
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from rollart.training.errors import NonFiniteError, StateError
 from rollart.training.learner import Learner, Minibatch
 from rollart.training.microbatch import MicroBatch, micro_batches
 from rollart.training.observe import Observations
-from rollart.training.settings import BatchSettings, LearnerSettings, LossSettings, ModelSettings, OptimiserSettings
+from rollart.training.settings import BatchSettings, LearnerSettings, LossName, LossSettings, MaskSettings, ModelSettings, OptimiserSettings
 from rollart.types import Attempt, Episode, Segment, Trajectory
 
 
@@ -76,9 +77,11 @@ def test_the_gradient_of_a_step_equals_the_policy_gradient_worked_out_sequence_b
     assert _off(found, expected) < 1e-10
 
 
-@pytest.mark.parametrize("loss", ["decoupled_ppo", "ppo_clip"])
-def test_no_gradient_reaches_the_logits_of_prompt_and_environment_tokens(llama: Path, make_trajectories, loss: str) -> None:
-    learner = Learner(llama, _settings(loss={"name": loss, "entropy": 0.01, "kl": 0.1}))
+@pytest.mark.parametrize("mask", [None, {"level": "token", "low": 1e-9, "high": 1e9}, {"level": "geometric", "by": "divergence", "high": 1e9}])
+@pytest.mark.parametrize("loss", get_args(LossName))
+def test_no_gradient_reaches_the_logits_of_prompt_and_environment_tokens(llama: Path, make_trajectories, loss: str, mask: dict | None) -> None:
+    estimator = {"ppo_clip": "k1", "gspo": "k2"}.get(loss, "k3")
+    learner = Learner(llama, _settings(loss={"name": loss, "entropy": 0.01, "kl": 0.1, "kl_estimator": estimator, "mask": mask}))
     learner.policy._split = False  # the whole forward, so that every position has logits whose gradient can be looked at
     batch = _batch(make_trajectories())
     seen: list[Tensor] = []
@@ -127,6 +130,20 @@ def test_a_batch_in_which_everything_is_masked_changes_nothing_and_says_so(llama
     assert all(torch.equal(before[name], value) for name, value in learner.weights().items())
     assert learner.step == 1
     assert learner.supervised_step([segment]).skipped == ("no_tokens",)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
+@pytest.mark.parametrize("loss", get_args(LossName))
+def test_a_step_whose_tokens_are_all_masked_changes_nothing_and_says_so(llama: Path, make_trajectories, loss: str, level: str) -> None:
+    learner = Learner(llama, _settings(optimiser={"weight_decay": 0.1}, loss={"name": loss, "mask": {"level": level, "high": 1e9}}))
+    learner.train_step(_batch(make_trajectories()))  # momentum that would move the weights
+    settings = learner.settings.loss.model_copy(update={"mask": MaskSettings(level=level, low=0.0, high=1e-30)})
+    learner.settings = learner.settings.model_copy(update={"loss": settings})
+    before = learner.weights()
+    metrics = learner.train_step(_batch(make_trajectories(), 1))
+    assert (metrics.skipped, metrics.optimiser_steps, metrics.loss, metrics.shares["masked"]) == (("masked",), 0, 0.0, 1.0)
+    assert all(torch.equal(before[name], value) for name, value in learner.weights().items())
+    assert learner.step == 2
 
 
 def test_a_batch_without_signal_changes_nothing_even_after_momentum_has_built_up(llama: Path, make_trajectories) -> None:
