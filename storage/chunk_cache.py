@@ -64,9 +64,9 @@ class ChunkCache:
         except CancelledError as error:
             raise self._gone() from error
 
-    def retain(self, folders: Iterable[str]) -> None:
-        """Drops what is under none of `folders`, such as the data of versions that nobody reads any longer."""
-        kept = tuple(f"{folder}/" for folder in folders)
+    def retain(self, prefixes: Iterable[str]) -> None:
+        """Drops objects whose path begins with none of `prefixes`, such as the data of versions that nobody reads any longer."""
+        kept = tuple(prefixes)
         with self._lock:
             for path in [p for p in self._kept if not p.startswith(kept)]:
                 self._drop(path)

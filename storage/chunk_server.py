@@ -164,8 +164,8 @@ class _Handler(BaseHTTPRequestHandler):
         if content_range:
             self.send_header("Content-Range", content_range)
         self.end_headers()
-        self.wfile.write(body)
         self.server.count(len(body))
+        self.wfile.write(body)
 
     def _refuse(self, status: HTTPStatus) -> None:
         """An answer to somebody who isn't a reader of this run, or is broken: the connection ends with it."""

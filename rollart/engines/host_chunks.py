@@ -66,11 +66,11 @@ class HostChunks:
             finally:
                 unlock(deciding)
 
-    def retain(self, folders: Iterable[str]) -> None:
-        """Has the server drop all but what is under these folders of the store, if it runs here."""
+    def retain(self, prefixes: Iterable[str]) -> None:
+        """Has the server, if it runs here, drop all objects but those whose path begins with one of `prefixes`."""
         server = self._server
         if server is not None:
-            server.cache.retain(folders)
+            server.cache.retain(prefixes)
 
     def close(self) -> None:
         """Ends the server if it runs here; the next process of the host that asks starts another."""

@@ -6,8 +6,10 @@ import hashlib
 import logging
 import os
 import shutil
+import socket
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from rollart.engines.host_chunks import HostChunks
 from rollart.engines.locks import exclusive, shared, try_exclusive, unlock
 from storage import layout
 from storage.commit import Commit
+from storage.errors import Damaged, StoreError, VersionMissing
 from storage.peer_store import PeerStore
 from storage.peers import Peers
 from storage.version import Version
@@ -27,6 +30,9 @@ log = logging.getLogger(__name__)
 
 SHARED_MEMORY = "ROLLART_SHARED_MEMORY"
 """Environment variable with the folder that stands for a host: processes with the same one share their downloads."""
+
+LEASE_S = 900.0
+"""How long a lease on a version that is being read lasts if its holder dies: longer than a download takes."""
 
 _PREFIX = "rollart-weights-"
 _FILE = "model.safetensors"
@@ -68,7 +74,7 @@ class WeightCache:
         self._held: tuple[Path, int] | None = None
         self._peers: Peers | None = None
         self._chunks: HostChunks | None = None
-        self._folders: list[set[str]] = []
+        self._chains: list[list[Version]] = []
         if token is not None:
             self._chunks = HostChunks(store.objects, self.folder, token, address)
             self._peers = Peers(token)
@@ -88,7 +94,8 @@ class WeightCache:
         return None if self._chunks is None else self._chunks.url()
 
     def fetch(self, version: Version, peers: Sequence[str] = ()) -> Path:
-        """The folder with `model.safetensors` of `version`, downloaded unless another process of the host has done so.
+        """The folder with `model.safetensors` of `version`, downloaded unless another process of the host has done so. Of a version that
+        is stored as changes, only those since the last one that this host still has are.
 
         `peers` are the chunk servers of all hosts, by URL. Raises what the store raises, VersionMissing among it, and OSError
         if there is no room. Removes the versions that nobody on this host holds any longer.
@@ -134,30 +141,75 @@ class WeightCache:
     def _download(self, version: Version, folder: Path) -> None:
         """Puts the file there whole: it is filled aside, then moved."""
         before = self.stats
-        commit = self._store.commit(version)
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob(".aside-*"):
             left.unlink(missing_ok=True)  # of a process that was killed here: nobody else is, under the lock for downloads
         aside = folder / f".aside-{os.getpid()}"
-        try:
-            weight_file.create(aside, commit)
-            out = weight_file.mapped(aside, commit)
-            self._store.pull(version, names=list(out), out=out)
-            del out
-            aside.replace(folder / _FILE)
-        finally:
-            aside.unlink(missing_ok=True)
-        self._retain(commit)
+        with self._leased(version):
+            commit = self._store.commit(version)
+            chain = [version] if commit.base is None else self._store.chain(version)
+            try:
+                if not self._updated(commit, chain[1:], aside):
+                    weight_file.create(aside, commit)
+                    out = weight_file.mapped(aside, commit)
+                    self._store.pull(version, names=list(out), out=out)
+                aside.replace(folder / _FILE)
+            finally:
+                aside.unlink(missing_ok=True)
+        if self._chunks is not None:
+            # The last two versions, since other hosts may still be at the one before.
+            self._chains = [*self._chains[-1:], chain]
+            self._chunks.retain(layout.data_prefix(needed, "") for versions in self._chains for needed in versions)
         now = self.stats
         peers = {url: count - before.peers.get(url, 0) for url, count in now.peers.items()}
         log.info("version %s came to this host: %d bytes from the store, %d from peers", version, now.store - before.store, sum(peers.values()))
 
-    def _retain(self, commit: Commit) -> None:
-        """Has this host's chunk server keep what the last two versions are made of."""
-        if self._chunks is not None:
-            chain = {layout.data_prefix(commit.version, commit.attempt)}
-            self._folders = [*self._folders[-1:], chain]
-            self._chunks.retain(set().union(*self._folders))
+    def _updated(self, commit: Commit, bases: Sequence[Version], aside: Path) -> bool:
+        """Makes the file of the newest of `bases` that this host has, and the changes since; whether there is one that this works with."""
+        for base in bases:
+            with self._borrowed(base) as source:
+                if source is None or not weight_file.copy_if_alike(source, aside, commit):
+                    continue
+            try:
+                self._store.pull(commit.version, base=base, out=weight_file.mapped(aside, commit))
+            except Damaged as error:
+                log.warning("version %s is read whole, not as changes of this host's copy of %s: %s", commit.version, base, error)
+                aside.unlink()
+                return False
+            return True
+        return False
+
+    @contextmanager
+    def _borrowed(self, version: Version) -> Iterator[Path | None]:
+        """The file of a version, if this host has it, which stays for as long as this lasts."""
+        folder = self.folder / f"v{version}"
+        if not (folder / _FILE).exists():
+            yield None
+            return
+        lock = shared(folder.with_suffix(".lock"))
+        try:
+            yield folder / _FILE if (folder / _FILE).exists() else None
+        finally:
+            unlock(lock)
+
+    @contextmanager
+    def _leased(self, version: Version) -> Iterator[None]:
+        """Keeps the version in the store for as long as it is read, if this host may write there; without, the store's grace has to do."""
+        lease = None
+        try:
+            lease = self._store.lease(version, LEASE_S, f"{socket.gethostname()} pid {os.getpid()}")
+        except VersionMissing:
+            raise
+        except StoreError as error:
+            log.info("version %s is read without a lease: %s", version, error)
+        try:
+            yield
+        finally:
+            if lease is not None:
+                try:
+                    lease.release()
+                except StoreError as error:
+                    log.info("the lease on version %s ends only after %.0f s: %s", version, LEASE_S, error)
 
     def _remove_unheld(self) -> None:
         for path in self.folder.glob("v*.lock"):
