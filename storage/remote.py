@@ -153,10 +153,11 @@ class RemoteObjects:
                 self._retried(lambda: self._call("rm_file", key), "deleting", path)
                 return
             before = self._retried(lambda: self._find(key), "listing", path)
-            self._retried(lambda: self._call("rm", key, recursive=True), "deleting", path)
+            if before:
+                self._retried(lambda: self._call("rm", key, recursive=True), "deleting", path)
         except FileNotFoundError:
             return
-        left = before.keys() & self._retried(lambda: self._find(key), "listing", path).keys()
+        left = before.keys() & self._retried(lambda: self._find(key), "listing", path).keys() if before else set()
         if left:  # s3fs says nothing of the objects that the server refused to delete
             raise PermissionError(errno.EACCES, f"the server kept {len(left)} of {len(before)} objects, such as {min(left)[len(self._root) + 1 :]}")
 

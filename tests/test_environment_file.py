@@ -47,7 +47,7 @@ def test_conda_installs_the_project_itself_within_the_lock():
 
 def test_the_lock_holds_every_requirement_at_a_version_that_the_project_takes():
     versions = locked()
-    for text in project_requirements():
+    for text in project_requirements() + project()["optional-dependencies"]["stores"]:
         requirement = Requirement(text)
         version = versions.get(canonicalize_name(requirement.name))
         assert version is not None, f"requirements.lock lacks {requirement.name}"
@@ -55,7 +55,8 @@ def test_the_lock_holds_every_requirement_at_a_version_that_the_project_takes():
 
 
 def test_every_dependency_is_pinned_exactly():
-    loose = [text for text in project()["dependencies"] if {s.operator for s in Requirement(text).specifier} != {"=="}]
+    exact = project()["dependencies"] + project()["optional-dependencies"]["stores"]
+    loose = [text for text in exact if {s.operator for s in Requirement(text).specifier} != {"=="}]
     assert loose == []
 
 
