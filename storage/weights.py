@@ -55,9 +55,7 @@ class WeightStore:
     last, which is one state's memory. Such versions are pulled like any other; `chain` says what a pull of one needs.
     """
 
-    def __init__(
-        self, url: str, storage_options: Mapping[str, Any] | None = None, *, durable: bool = False, full_every: int = 1
-    ) -> None:
+    def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None, *, durable: bool = False, full_every: int = 1) -> None:
         self._open(ObjectStore(url, storage_options, durable=durable), full_every)
 
     @classmethod
