@@ -25,6 +25,7 @@ from rollart.telemetry import Telemetry
 from rollart.training.handle import Trainer
 from rollart.training.metrics import StepMetrics
 from rollart.types import Attempt, Batch, Episode, Receipt, Version
+from storage.errors import StoreError
 
 T = TypeVar("T")
 
@@ -64,6 +65,7 @@ class Session:
         self.stop = asyncio.Event()
         self._parent = parent
         self._publishing: asyncio.Task[None] | None = None
+        self._collecting: asyncio.Task[None] | None = None
         self._rollout: Rollout | None = None
         self._dispatchers: list[Dispatcher] = []
         self._skipped = 0
@@ -217,14 +219,25 @@ class Session:
         with self.telemetry.stage("checkpoint"):
             await self.trainer.checkpoint(self.version, {"ledger": cut})
         self._saved = self.version
+        if self._collecting is None or self._collecting.done():
+            self._collecting = asyncio.create_task(self._collect())
+
+    async def _collect(self) -> None:
+        """Removes versions and checkpoints that the run no longer keeps, beside whatever comes next. What stays in the way is told, and
+        tried again after the next checkpoint: space is all that it costs."""
+        try:
+            with self.telemetry.stage("collect"):
+                await self.trainer.collect(self.config.keeping)
+        except StoreError as error:
+            self.telemetry.note(f"old versions stay for now: {error}")
 
     async def close(self) -> None:
-        """Ends what is under way: the publication is awaited, everything else in flight is cancelled."""
+        """Ends what is under way: the publication and the removal of old versions are awaited, everything else in flight is cancelled."""
         for task in self._beside:
             task.cancel()
         await asyncio.gather(*self._beside, return_exceptions=True)
-        if self._publishing is not None:
-            await asyncio.gather(self._publishing, return_exceptions=True)
+        under_way = [task for task in (self._publishing, self._collecting) if task is not None]
+        await asyncio.gather(*under_way, return_exceptions=True)
         for dispatcher in self._dispatchers:
             await dispatcher.close()
         await self.engines.close()

@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
+from storage.collection import Collection, collect
 from storage.commit import JSON, Commit
 from storage.errors import Damaged
 from storage.objects import ObjectStore
 from storage.packing import pack
+from storage.retention import Retention
 from storage.version import Version
 from storage.versions import VersionedStore
 
@@ -100,6 +102,10 @@ class CheckpointStore:
     def check_writable(self) -> None:
         """Raises one StoreUnreachable that says what to do unless checkpoints can be saved here."""
         self._versioned.store.check_writable()
+
+    def gc(self, retention: Retention, *, grace_s: float, now: float | None = None, dry_run: bool = False) -> Collection:
+        """Removes the checkpoints that `retention` doesn't keep; see `WeightStore.gc`."""
+        return collect(self._versioned.store, retention, grace_s=grace_s, now=now, dry_run=dry_run)
 
     def _document(self, commit: Commit, name: str) -> JSON:
         data = self._versioned.document(commit, name)

@@ -12,6 +12,7 @@ from distributed import Client, Future
 from rollart.cluster import workers_of
 from rollart.training import worker as tasks
 from rollart.training.errors import TrainerLost
+from rollart.training.keeping import Keeping
 from rollart.training.metrics import StepMetrics, SupervisedMetrics
 from rollart.training.resumed import Resumed
 from rollart.training.settings import OptimiserSettings
@@ -47,6 +48,10 @@ class Trainer:
     async def checkpoint(self, version: Version, documents: dict[str, Any]) -> Version:
         """Saves the state at `version` and `documents` in one commit."""
         return await self._run("checkpoint", tasks.checkpoint_task, version, documents)
+
+    async def collect(self, keeping: Keeping) -> None:
+        """Removes the checkpoints and versions that are not kept. StoreError."""
+        await self._run("collect", tasks.collect_task, keeping)
 
     async def resume(self) -> Resumed:
         """Goes on from the newest checkpoint, if there is one, in a new lineage of versions and checkpoints."""

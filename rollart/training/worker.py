@@ -7,6 +7,7 @@ Torch is imported in the worker alone: a scheduler imports this module too, to r
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
@@ -16,6 +17,7 @@ from distributed import Worker, WorkerPlugin, get_worker
 
 from rollart.training.advantages.registry import advantages_of
 from rollart.training.errors import BatchError, StateError
+from rollart.training.keeping import Keeping
 from rollart.training.metrics import StepMetrics, SupervisedMetrics
 from rollart.training.resumed import Resumed
 from rollart.training.settings import LearnerSettings, OptimiserSettings
@@ -30,8 +32,8 @@ if TYPE_CHECKING:
     from storage.weights import WeightStore
 
 __all__ = [
-    "PLUGIN", "LearnerPlugin", "Resumed", "TrajectoryReader", "begin_task", "checkpoint_task", "load_checkpoint_task", "load_weights_task",
-    "publish_task", "supervised_task", "train_task",
+    "PLUGIN", "LearnerPlugin", "Resumed", "TrajectoryReader", "begin_task", "checkpoint_task", "collect_task", "load_checkpoint_task",
+    "load_weights_task", "publish_task", "supervised_task", "train_task",
 ]  # fmt: skip
 
 PLUGIN = "learner"
@@ -80,6 +82,13 @@ class LearnerPlugin(WorkerPlugin):
         from storage.weights import WeightStore
 
         return WeightStore(self.weights_url, self.storage_options)
+
+    @cached_property
+    def files(self) -> dict[str, bytes]:
+        """The model's config and tokenizer, which go with each version, so that it can be used without its run."""
+        from storage.folders import local_folder, model_files
+
+        return model_files(local_folder(self.folder, self.storage_options))
 
     @cached_property
     def checkpoints(self) -> CheckpointStore:
@@ -184,7 +193,8 @@ def begin_task(optimiser: OptimiserSettings | None = None, step: int = 0) -> Non
 def publish_task(version: Version, parent: Version | None = None, metadata: Mapping[str, Any] | None = None) -> Version:
     """Publishes the weights of `version`, the learner's present one or the one before, and returns once it exists."""
     plugin = _plugin()
-    return plugin.weights.publish(plugin.snapshot(version), version=version, parent=parent, metadata=metadata or {}).result()
+    weights = plugin.snapshot(version)
+    return plugin.weights.publish(weights, version=version, parent=parent, metadata=metadata or {}, files=plugin.files).result()
 
 
 def checkpoint_task(version: Version, documents: Mapping[str, Any] | None = None) -> Version:
@@ -197,6 +207,19 @@ def checkpoint_task(version: Version, documents: Mapping[str, Any] | None = None
     if documents and _DOCUMENT in documents:
         raise StateError(f"the document name {_DOCUMENT!r} is the learner's own; give the run's documents other names")
     return plugin.checkpoints.save(version.step, version.lineage, arrays=arrays, documents={**(documents or {}), _DOCUMENT: document})
+
+
+def collect_task(keeping: Keeping) -> None:
+    """Removes the checkpoints that are not kept, then the versions that are not. A run can go on from any checkpoint that stays, so the
+    version that it would branch off stays with it. StoreError."""
+    from storage.retention import Retention
+
+    plugin = _plugin()
+    plugin.checkpoints.gc(Retention(keep_last=keeping.checkpoints or sys.maxsize), grace_s=keeping.grace)
+    kept = Retention(
+        keep_last=keeping.last or sys.maxsize, keep_every=keeping.every or None, window=keeping.window, keep=frozenset(plugin.checkpoints.versions())
+    )
+    plugin.weights.gc(kept, grace_s=keeping.grace)
 
 
 def load_weights_task(version: Version | None = None) -> Version:

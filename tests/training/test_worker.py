@@ -13,11 +13,13 @@ import torch
 from distributed import Client, LocalCluster
 
 from rollart.training.errors import BatchError, StateError
+from rollart.training.keeping import Keeping
 from rollart.training.settings import LearnerSettings, OptimiserSettings
 from rollart.training.worker import (
     LearnerPlugin,
     begin_task,
     checkpoint_task,
+    collect_task,
     load_checkpoint_task,
     load_weights_task,
     publish_task,
@@ -145,6 +147,28 @@ def test_a_run_goes_on_from_a_checkpoint_bit_for_bit(start, trajectories, tmp_pa
     store = WeightStore(str(tmp_path / "weights"))
     one, other = store.pull(Version(0, 3)), store.pull(Version(1, 3))
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_of_old_versions_those_stay_that_are_asked_for_in_use_or_to_be_gone_on_from(start, trajectories, tmp_path: Path) -> None:
+    call = start()
+    weights, checkpoints = WeightStore(str(tmp_path / "weights")), CheckpointStore(str(tmp_path / "checkpoints"))
+    for step in range(10):
+        call(publish_task, Version(0, step))
+        if step in {1, 2, 5}:
+            call(checkpoint_task, Version(0, step))
+        call(train_task, _batch(trajectories, step), True)
+    everything = Keeping(checkpoints=0, last=0, every=0, window=0, grace=0.0)
+    call(collect_task, everything)
+    assert (len(weights.versions()), len(checkpoints.versions())) == (10, 3)
+    for _ in range(2):  # what goes in the first loses its data in the second
+        call(collect_task, Keeping(checkpoints=2, last=1, every=4, window=1, grace=0.0))
+    assert checkpoints.versions() == [Version(0, 2), Version(0, 5)]
+    assert [v.step for v in weights.versions()] == [0, 2, 4, 5, 8, 9]
+    checked = weights.verify()
+    assert checked.sound and not checked.retired and not checked.orphans
+    again = start()
+    assert again(load_checkpoint_task)[0] == Version(0, 5)
+    assert again(load_weights_task) == Version(0, 9)
 
 
 def test_warm_up_then_training_starts_afresh_and_weights_are_taken_over(start, trajectories, tmp_path: Path) -> None:
