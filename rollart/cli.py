@@ -9,51 +9,25 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
-from functools import wraps
 from importlib import resources
 from pathlib import Path
-from typing import Any, NoReturn
 
 import click
 
+from rollart.command import clean_errors, fail, json_option
 from rollart.config import Config, ConfigError, load, parse
+from rollart.weights_cli import weights
 
-FLOWS = ("train", "sft")
-
-USER_ERROR, FAILED, INTERRUPTED = 2, 3, 130
-
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on the last line, and nothing else on it.")
-
-
-def _clean_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """Turns a user's error, and Ctrl-C before anything runs, into one clear line and an exit code."""
-
-    @wraps(command)
-    def wrapped(*args: Any, **kwargs: Any) -> None:
-        from storage.errors import StoreError
-
-        try:
-            command(*args, **kwargs)
-        except (ConfigError, StoreError) as error:
-            _fail(str(error), USER_ERROR, kwargs.get("as_json", False))
-        except KeyboardInterrupt:
-            _fail("interrupted before the run began", INTERRUPTED, kwargs.get("as_json", False))
-
-    return wrapped
-
-
-def _fail(message: str, code: int, as_json: bool) -> NoReturn:
-    click.echo(f"rollart: {message}", err=True)
-    if as_json:
-        click.echo(json.dumps({"ok": False, "error": message, "exit_code": code}))
-    sys.exit(code)
+FLOWS = ("train", "sft", "evaluate")
 
 
 @click.group(name="rollart", context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="rollart")
 def main() -> None:
     """Multi-task agentic reinforcement learning for language models on Dask."""
+
+
+main.add_command(weights)
 
 
 @main.command()
@@ -63,8 +37,8 @@ def main() -> None:
 @click.option("--dry-run", is_flag=True, help="Print the resolved configuration and whether the cluster can run it, and stop.")
 @click.option("--resume", is_flag=True, help="Go on from the newest checkpoint of the run (of the newest run, where run.name is not set).")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
-@_json_option
-@_clean_errors
+@json_option
+@clean_errors("interrupted before the run began")
 def run(flow: str, config_path: str | None, overrides: tuple[str, ...], dry_run: bool, resume: bool, quiet: bool, as_json: bool) -> None:
     """Runs FLOW from start to end."""
     config = _resumed_config(list(overrides)) if resume and config_path is None else load(config_path or _shipped("quickstart.yaml"), list(overrides))
@@ -76,7 +50,7 @@ def run(flow: str, config_path: str | None, overrides: tuple[str, ...], dry_run:
 
     ended = run_flow(flow, config, resume=resume, mode="quiet" if quiet else "auto")
     if ended.error is not None:
-        _fail(ended.error, ended.exit_code, as_json)
+        fail(ended.error, ended.exit_code, as_json)
     if not quiet:
         click.echo(ended.table)
     if as_json:
@@ -113,8 +87,8 @@ def _dry_run(config: Config, as_json: bool) -> None:
 
 @main.command()
 @click.option("--root", default="runs", show_default=True, help="Folder or URL that holds the runs.")
-@_json_option
-@_clean_errors
+@json_option
+@clean_errors()
 def runs(root: str, as_json: bool) -> None:
     """Lists the runs under a folder or URL."""
     from rollart.run import about, names
@@ -132,8 +106,8 @@ def runs(root: str, as_json: bool) -> None:
 
 @main.command()
 @click.argument("run_url", metavar="RUN")
-@_json_option
-@_clean_errors
+@json_option
+@clean_errors()
 def report(run_url: str, as_json: bool) -> None:
     """Writes RUN's report (a run's folder or URL) and prints its summary."""
     from rollart.run import RunFolder

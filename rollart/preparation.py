@@ -14,12 +14,15 @@ from rollart.control.seeds import derive
 from rollart.environments import registry
 from rollart.environments.protocol import Scripted, StepResult
 from rollart.rewards import registry as rewards
-from storage.folders import local_folder, upload_folder
-from storage.objects import ObjectStore
+from storage.errors import StoreError
+from storage.folders import upload_folder
 
 
-def check_inputs(config: Config) -> None:
-    """ConfigError, one line a problem, unless every task's environment can be made, every verifier found, and the policy's folder is one."""
+def check_inputs(config: Config, prepared: bool = False) -> None:
+    """ConfigError, one line a problem, unless every task's environment can be made, every verifier found, and the policy's model is one.
+
+    A run that has been `prepared` has its own copy of the model and asks for the original no more.
+    """
     problems = []
     if config.run.root.startswith("memory:"):
         problems.append(f"run.root: {config.run.root} is seen by one process alone, and a run has several; give a path, or a URL that all can reach")
@@ -32,27 +35,31 @@ def check_inputs(config: Config) -> None:
             continue
         if config.warm_up.steps and config.warm_up.episodes.get(task.name) and not scripted:
             problems.append(f"warm_up.episodes.{task.name}: environment {task.environment!r} has no script() to play by; set it to 0")
-    if config.policy.model is not None:
-        folder = ObjectStore(config.policy.model, config.run.storage_options)
-        missing = [name for name in ("config.json", "tokenizer.json") if not folder.exists(name)]
-        if missing:
-            problems.append(f"policy.model: {folder.url} has no {' and no '.join(missing)}; give the folder of a Hugging Face causal language model")
-        else:
-            problems += _problems_of_model(folder, config.engine.max_length)
+    if config.policy.model is not None and not prepared:
+        problems += _problems_of_model(config.policy.model, config.run.storage_options, config.engine.max_length)
     if problems:
         raise ConfigError("\n".join(problems))
 
 
-def _problems_of_model(folder: ObjectStore, max_length: int) -> list[str]:
-    """What the policy's own configuration has against sequences of `max_length` tokens."""
+def _problems_of_model(location: str, storage_options: dict[str, Any], max_length: int) -> list[str]:
+    """What speaks against starting from the model at `location`: it isn't there or whole, or has no room for `max_length` tokens."""
+    from storage.models import Model
+
     try:
-        said = dict(json.loads(folder.read("config.json")))
+        model = Model(location, storage_options)
+        missing = [name for name in ("config.json", "tokenizer.json") if name not in model.names()]
+        if missing:
+            remedy = "give a folder of a Hugging Face causal language model, or a version that was published with these files"
+            return [f"policy.model: {model} has no {' and no '.join(missing)}; {remedy}"]
+        said = dict(json.loads(model.file("config.json")))
+    except StoreError as error:
+        return [f"policy.model: {error}"]
     except (ValueError, TypeError) as error:
-        return [f"policy.model: {folder.url}/config.json is no JSON object ({error}); give the folder of a Hugging Face causal language model"]
+        return [f"policy.model: {location}/config.json is no JSON object ({error}); give the folder of a Hugging Face causal language model"]
     text = said.get("text_config")
     positions = (text if isinstance(text, dict) else said).get("max_position_embeddings", said.get("n_positions"))
     if isinstance(positions, int) and positions < max_length:
-        return [f"engine.max_length: {max_length} is over the {positions} positions of policy.model {folder.url}; lower it"]
+        return [f"engine.max_length: {max_length} is over the {positions} positions of policy.model {model}; lower it"]
     return []
 
 
@@ -69,10 +76,12 @@ def prepare_policy_task(policy: PolicySettings, tasks: Sequence[TaskSettings], s
     from rollart.policy import build_policy, load_config, load_tokenizer
 
     if policy.model is not None:
-        source = local_folder(policy.model, storage_options)
-        load_config(source)
-        load_tokenizer(source)
-        upload_folder(source, url, storage_options)
+        from storage.models import Model
+
+        with Model(policy.model, storage_options).folder() as source:
+            load_config(source)
+            load_tokenizer(source)
+            upload_folder(source, url, storage_options)
         return
     tiny = policy.tiny
     if tiny is None:

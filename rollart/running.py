@@ -26,7 +26,7 @@ from rollart.dashboard.report import write_report
 from rollart.dashboard.samples import sample_trajectories
 from rollart.dashboard.summary import summarize
 from rollart.dashboard.summary_table import summary_table
-from rollart.opening import open_session
+from rollart.opening import POLICY, open_session
 from rollart.preparation import check_inputs
 from rollart.rollout.tables import compact, score_table
 from rollart.run import RunFolder
@@ -74,7 +74,7 @@ def run_flow(flow: str, config: Config, *, resume: bool, mode: Mode) -> Ended:
     """Runs the flow called `flow`. ConfigError or StoreError where it can't start; any other failure is in what it returns."""
     run: Flow = pkgutil.resolve_name(f"flows.{flow}:{flow}")
     folder = RunFolder.resume(config) if resume else None
-    check_inputs(config)
+    check_inputs(config, prepared=folder is not None and folder.store.exists(f"{POLICY}/config.json"))
     _, problems = look(config)
     if problems:
         raise MissingResource("\n".join(problems))
