@@ -177,7 +177,9 @@ class TrainSettings(Section):
 class WeightSettings(Section):
     """How the run's versions and checkpoints are stored, and how long they stay; tagged and leased ones always do."""
 
-    full_every: int = Field(1, ge=1, description="a version is whole at least every so many, and between stored as what changed; 1: all are whole")
+    full_every: int = Field(
+        1, ge=1, le=256, description="a version is whole at least every so many, and between stored as what changed; 1: all are whole"
+    )
     keep_last: int = Field(8, ge=0, description="versions that stay, the newest ones and those in the staleness window; 0: all")
     keep_every: int = Field(0, ge=0, description="versions that stay besides: those whose step is a multiple of this; 0: none")
     keep_checkpoints: int = Field(3, ge=0, description="checkpoints that stay, with the versions at their steps; 0: all")

@@ -168,6 +168,7 @@ def learner_plugin(config: Config, folder: RunFolder) -> LearnerPlugin:
     return LearnerPlugin(
         folder.child(POLICY), learner_settings(config), StoredTrajectories(folder.url, folder.storage_options),
         weights_url=folder.child("weights"), checkpoints_url=folder.child("checkpoints"), storage_options=folder.storage_options,
+        full_every=config.weights.full_every,
     )  # fmt: skip
 
 

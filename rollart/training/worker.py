@@ -50,17 +50,19 @@ _DOCUMENT = "learner"
 class LearnerPlugin(WorkerPlugin):
     """Owns the learner of a training worker, made from the model in `folder` in a thread while the worker starts.
 
-    `weights_url` and `checkpoints_url` are where versions and checkpoints go, opened with `storage_options`.
+    `weights_url` and `checkpoints_url` are where versions and checkpoints go, opened with `storage_options`. At least every
+    `full_every`-th version is whole, those between are stored as what changed.
     """
 
     name = PLUGIN
 
     def __init__(
         self, folder: str, settings: LearnerSettings, read: TrajectoryReader, *, weights_url: str, checkpoints_url: str,
-        storage_options: Mapping[str, Any] | None = None,
+        storage_options: Mapping[str, Any] | None = None, full_every: int = 1,
     ) -> None:  # fmt: skip
         self.folder, self.settings, self.read = folder, settings, read
         self.weights_url, self.checkpoints_url, self.storage_options = weights_url, checkpoints_url, storage_options
+        self.full_every = full_every
 
     def setup(self, worker: Worker) -> None:
         """Starts to build the learner; an error of it is raised by the first task that needs it."""
@@ -81,7 +83,7 @@ class LearnerPlugin(WorkerPlugin):
     def weights(self) -> WeightStore:
         from storage.weights import WeightStore
 
-        return WeightStore(self.weights_url, self.storage_options)
+        return WeightStore(self.weights_url, self.storage_options, full_every=self.full_every)
 
     @cached_property
     def files(self) -> dict[str, bytes]:
@@ -193,8 +195,8 @@ def begin_task(optimiser: OptimiserSettings | None = None, step: int = 0) -> Non
 def publish_task(version: Version, parent: Version | None = None, metadata: Mapping[str, Any] | None = None) -> Version:
     """Publishes the weights of `version`, the learner's present one or the one before, and returns once it exists."""
     plugin = _plugin()
-    weights = plugin.snapshot(version)
-    return plugin.weights.publish(weights, version=version, parent=parent, metadata=metadata or {}, files=plugin.files).result()
+    weights = plugin.snapshot(version)  # a copy already, which nothing changes while it is written
+    return plugin.weights.publish(weights, version=version, parent=parent, metadata=metadata or {}, files=plugin.files, background=False).result()
 
 
 def checkpoint_task(version: Version, documents: Mapping[str, Any] | None = None) -> Version:
