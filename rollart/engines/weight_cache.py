@@ -80,6 +80,7 @@ class WeightCache:
             self._peers = Peers(token)
             store = WeightStore.over(PeerStore.over(store.objects, self._peers))
         self._store = store
+        self._said = self.stats
 
     @property
     def stats(self) -> CacheStats:
@@ -140,7 +141,6 @@ class WeightCache:
 
     def _download(self, version: Version, folder: Path) -> None:
         """Puts the file there whole: it is filled aside, then moved."""
-        before = self.stats
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob(".aside-*"):
             left.unlink(missing_ok=True)  # of a process that was killed here: nobody else is, under the lock for downloads
@@ -160,9 +160,10 @@ class WeightCache:
             # The last two versions, since other hosts may still be at the one before.
             self._chains = [*self._chains[-1:], chain]
             self._chunks.retain(layout.data_prefix(needed, "") for versions in self._chains for needed in versions)
-        now = self.stats
-        peers = {url: count - before.peers.get(url, 0) for url, count in now.peers.items()}
-        log.info("version %s came to this host: %d bytes from the store, %d from peers", version, now.store - before.store, sum(peers.values()))
+        # Since the last line of the log: what this host's server has read for others meanwhile is in one of them.
+        before, self._said = self._said, self.stats
+        peers = sum(self._said.peers.values()) - sum(before.peers.values())
+        log.info("version %s came to this host: %d bytes from the store, %d from peers", version, self._said.store - before.store, peers)
 
     def _updated(self, commit: Commit, bases: Sequence[Version], aside: Path) -> bool:
         """Makes the file of the newest of `bases` that this host has, and the changes since; whether there is one that this works with."""
