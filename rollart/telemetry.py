@@ -84,6 +84,8 @@ class Telemetry:
             "train": asdict(trained), "in_flight": self.status.in_flight,
         }  # fmt: skip
         self.metrics.write(line)
+        for alarm in trained.alarms:
+            self.note(f"step {batch.step + 1}: {alarm}")
         self.status.step, self.status.version = batch.step + 1, version
         self.status.fates, self.status.staleness = dict(fates), dict(self._staleness)
         self._write_intervals()

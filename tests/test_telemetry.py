@@ -69,6 +69,11 @@ def test_a_step_writes_its_reward_staleness_fates_and_tokens(telemetry: Telemetr
     assert "5/9" in heard.getvalue()
 
 
+def test_a_disagreement_of_trainer_and_engine_is_said_to_whoever_watches(telemetry: Telemetry, heard: io.StringIO) -> None:
+    telemetry.step(BATCH, StepMetrics(4, alarms=("trainer and engine disagree",), drift_alarm=1), {}, "0-5", wait_s=0.0)
+    assert "step 5: trainer and engine disagree" in heard.getvalue()
+
+
 def test_an_evaluation_writes_means_and_counts_and_says_what_could_not_be_measured(telemetry: Telemetry, tmp_path: Path, heard: io.StringIO) -> None:
     played = tuple(member("lake", i, 0, 4, float(i == 0), purpose="evaluate") for i in range(4))
     void = (Episode("sums", 0, "evaluate"),)

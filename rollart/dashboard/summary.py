@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from rollart.dashboard.corrections import Agreement, Correction, agreement, corrections
 from rollart.dashboard.estimates import Estimate, mean_estimate, rise_estimate
 from rollart.dashboard.metrics import read_metrics
 from rollart.dashboard.timeline import Interval, Usage, measure
@@ -95,6 +96,8 @@ class Summary:
     usage: Usage
     tokens_generated: float
     peak_memory: int | None
+    corrections: Mapping[int, Correction] = field(default_factory=dict)
+    agreement: Agreement | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The same as JSON values."""
@@ -104,6 +107,8 @@ class Summary:
             "reward": {task.task: task.to_dict() for task in self.tasks},
             "fates": dict(self.fates),
             "staleness": {str(age): count for age, count in self.staleness.items()},
+            "corrections": {str(age): found.to_dict() for age, found in self.corrections.items()},
+            "agreement": self.agreement.to_dict() if self.agreement else None,
             "stages": {stage: {"seconds": seconds, "share": use.shares[stage]} for stage, seconds in use.stages.items()},
             "overlap_share": use.overlap_share,
             "trainer_idle_share": use.trainer_idle_share,
@@ -136,6 +141,8 @@ def summarize(lines: Sequence[Mapping[str, Any]], table: Rows) -> Summary:
         usage=usage,
         tokens_generated=float(sum(row["sampled"] for row in rows if _known(row["sampled"]))),
         peak_memory=max(memory, default=None),
+        corrections=corrections(lines),
+        agreement=agreement(lines),
     )
 
 

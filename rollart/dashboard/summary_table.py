@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from rollart.dashboard.corrections import Agreement, Correction
 from rollart.dashboard.estimates import Estimate
 from rollart.dashboard.summary import Summary
 
@@ -58,6 +59,8 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
             ", ".join(f"{fate} {count}" for fate, count in summary.fates.items()) + f" (of {total})" if total else "none",
         ),
         ("staleness of trained ones", ", ".join(f"{age}: {count}" for age, count in summary.staleness.items()) or "none"),
+        *((f"behaviour weights, staleness {age}", _correction(found)) for age, found in summary.corrections.items()),
+        ("trainer against engine", _agreement(summary.agreement)),
         ("training time with rollout", percent(use.overlap_share)),
         ("trainer idle", percent(use.trainer_idle_share)),
         (
@@ -67,6 +70,19 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
         ("tokens sampled", f"{summary.tokens_generated:,.0f}"),
         ("peak memory", "not measured" if summary.peak_memory is None else f"{summary.peak_memory / 1e9:.2f} GB"),
     ]
+
+
+def _correction(found: Correction) -> str:
+    shares = "".join(f", {name} {share:.1%}" for name, share in found.shares.items())
+    top = "-" if found.highest is None else f"{found.highest:.2f}"
+    return f"mean {found.weight:.3f}, 99 % of a step's under {top}, effective samples {percent(found.effective)}{shares}"
+
+
+def _agreement(found: Agreement | None) -> str:
+    if found is None:
+        return "no token of the trainer's own version"
+    alarms = f", {found.alarms} steps alarmed" if found.alarms else ""
+    return f"{found.mean:.2g} nats apart on average, {found.highest:.2g} at most{alarms}"
 
 
 def interval(estimate: Estimate, signed: bool = False) -> str:
