@@ -90,6 +90,7 @@ class ObjectStore:
 
     def child(self, prefix: str) -> ObjectStore:
         """The store of what is under `prefix`."""
+        self._check_process(f"opening {prefix} of")
         child = type(self)(f"{self._url}/{paths.checked(prefix)}", self._options, durable=self._durable)
         child._single_writer = self._single_writer
         return child
@@ -162,7 +163,7 @@ class ObjectStore:
             twice = self.create(probe, b"second")
             self.read(probe)
             self.delete(probe)
-        except ConditionIgnored:
+        except (ConditionIgnored, ForkedStore):
             raise
         except StoreError as error:
             raise StoreUnreachable(
@@ -191,8 +192,7 @@ class ObjectStore:
     @contextmanager
     def _translated(self, doing: str, path: str = "", also: type[Exception] = OSError, needs_bucket: bool = False) -> Iterator[None]:
         where = f"{self.url}/{path}" if path else self.url
-        if os.getpid() != self._process:
-            raise ForkedStore(f"{doing} {where}: this store was opened before a fork; open a new one in the new process, or spawn instead of fork")
+        self._check_process(doing, path)
         try:
             yield
         except StoreError:
@@ -202,6 +202,11 @@ class ObjectStore:
                 raise ObjectMissing(self._scrubbed(f"{where} doesn't exist ({doing} it)")) from self._cause(error)
             text = f"{doing} {where} failed: {type(error).__name__}: {error}{client_errors.advice(error)}"
             raise StoreUnreachable(self._scrubbed(text)) from self._cause(error)
+
+    def _check_process(self, doing: str, path: str = "") -> None:
+        if os.getpid() != self._process:
+            where = f"{self.url}/{path}" if path else self.url
+            raise ForkedStore(f"{doing} {where}: this store was opened before a fork; open a new one in the new process, or spawn instead of fork")
 
     def _scrubbed(self, text: str) -> str:
         for secret in self._secrets:

@@ -22,7 +22,6 @@ import fsspec
 
 START_S = 60.0
 """How long a server may take to answer; it takes three seconds on an idle machine."""
-STOP_S = 10.0
 INSTALL = "`make stores` installs it, or: pip install --constraint requirements.lock --editable '.[stores]'"
 _PR_SET_PDEATHSIG = 1
 
@@ -56,8 +55,9 @@ def seaweedfs() -> Iterator[dict[str, Any]]:
         options = {"key": KEY, "secret": SECRET, "endpoint_url": endpoint}
         with _running(command, folder, lambda: _make_s3_bucket(options)):
             yield options
-        for name in ("master", "volume", "filer", "s3"):  # it makes sockets beside its ports, and leaves some of them
-            Path(f"/tmp/seaweedfs-{name}-grpc-{ports[f'{name} grpc']}.sock").unlink(missing_ok=True)
+        for port in ports.values():  # it makes sockets named after its ports, and a killed one leaves them
+            for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+                left.unlink()
 
 
 @contextmanager
@@ -116,12 +116,8 @@ def _running(command: Sequence[str], folder: Path, answers: Callable[[], None]) 
             time.sleep(0.1)
         yield
     finally:
-        server.terminate()
-        try:
-            server.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
+        server.kill()  # what it holds is dropped with its folder
+        server.wait()
 
 
 def _die_with_parent() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
@@ -123,7 +124,8 @@ def test_a_writable_store_passes_the_check_and_keeps_nothing_of_it(objects):
     assert objects.list() == []
 
 
-def test_an_unwritable_place_is_one_clear_error(tmp_path, s3):
+def test_an_unwritable_place_is_one_clear_error(tmp_path, s3, monkeypatch):
+    monkeypatch.setattr("storage.retries.FIRST_PAUSE_S", 0.001)
     (tmp_path / "file").write_bytes(b"")
     for store in (
         ObjectStore(str(tmp_path / "file" / "store")),
@@ -211,3 +213,96 @@ def test_a_killed_local_write_shows_nothing(tmp_path, monkeypatch):
     (tmp_path / ".tmp-of-a-killed-process").write_bytes(b"new")
     assert store.list() == ["x"]
     assert store.read("x") == b"old"
+
+
+class Overwriting:
+    """The S3 client of a server that ignores the condition of a creation."""
+
+    async_impl = False
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.writes = 0
+
+    def pipe_file(self, key: str, data: bytes, mode: str = "overwrite", **_: object) -> None:
+        self.writes += 1
+        self.objects[key] = data
+
+    def cat_file(self, key: str, **_: object) -> bytes:
+        return self.objects[key]
+
+    def rm_file(self, key: str) -> None:
+        del self.objects[key]
+
+    def info(self, key: str) -> dict[str, str]:
+        if key not in self.objects:
+            raise FileNotFoundError(key)
+        return {"type": "file"}
+
+    def invalidate_cache(self) -> None: ...
+
+
+@pytest.fixture
+def overwriting(s3, monkeypatch):
+    """Makes stores over one such client, each as a new process would open it."""
+    client = Overwriting()
+    monkeypatch.setattr("storage.clients._s3_class", lambda: lambda **_: client)
+    monkeypatch.setattr(Overwriting, "_strip_protocol", lambda self, url: url.removeprefix("s3://"), raising=False)
+    monkeypatch.setattr("storage.conditions._places", {})
+
+    def make(**options: bool) -> ObjectStore:
+        return ObjectStore("s3://elsewhere/run", s3, **options)
+
+    make.client = client
+    return make
+
+
+def test_the_first_creation_finds_a_server_out_that_ignores_the_condition(overwriting):
+    store = overwriting()
+    for _ in range(2):
+        with pytest.raises(ConditionIgnored, match="single_writer=True and keep to the rule that only one process may ever publish"):
+            store.child("weights").create("x", b"1")
+    assert overwriting.client.writes == 2  # asked once, with an object that is gone again
+    assert overwriting.client.objects == {}
+    with pytest.raises(ConditionIgnored):
+        store.check_writable()
+
+
+def test_a_single_writer_is_told_the_rule_once_and_overwrites_nothing(overwriting, caplog):
+    store = pickle.loads(pickle.dumps(overwriting(single_writer=True)))  # noqa: S301
+    assert store.child("weights").create("x", b"1")
+    assert not store.child("weights").create("x", b"2")
+    store.check_writable()
+    assert overwriting.client.objects == {"elsewhere/run/weights/x": b"1"}
+    assert [record.getMessage().count("only one process may ever publish there") for record in caplog.records] == [1]
+
+
+def test_a_server_is_asked_once_a_process_whether_it_keeps_conditions(s3, monkeypatch):
+    monkeypatch.setattr("storage.conditions._places", {})
+    asked = []
+    monkeypatch.setattr("storage.objects._overwrites", lambda remote: bool(asked.append(remote)))
+    for name in ("a", "b"):
+        store = ObjectStore(f"s3://bucket/{uuid.uuid4().hex}", s3)
+        assert store.create(name, b"")
+        assert store.child("c").create(name, b"")
+    assert len(asked) == 1
+
+
+def test_a_failed_delete_of_many_is_no_success(objects, monkeypatch):
+    if not hasattr(objects._backend, "_fs"):
+        pytest.skip("a folder's client tells each failure itself")
+    objects.write("d/a", b"")
+    objects.write("d/b", b"")
+    monkeypatch.setattr(objects._backend, "_retried", kept_from_deleting(objects._backend._retried))
+    with pytest.raises(StoreUnreachable, match="kept 2 of 2 objects"):
+        objects.delete("d", recursive=True)
+    assert objects.list() == ["d/a", "d/b"]
+
+
+def kept_from_deleting(retried):
+    """What a server does that refuses to delete: s3fs then says nothing."""
+
+    def call(work, doing, path, **options):
+        return None if doing == "deleting" else retried(work, doing, path, **options)
+
+    return call
