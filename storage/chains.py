@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from storage import layout
 from storage.chunks import ArrayReader, ChunkReader, Folder
 from storage.commit import Commit
-from storage.delta_reader import DeltaReader
+from storage.delta_reader import Changes, DeltaReader
 from storage.errors import Damaged, VersionMissing
 from storage.index import DeltaEntry
 from storage.objects import ObjectStore
@@ -46,23 +46,23 @@ def readers_of(store: ObjectStore, commits: Sequence[Commit]) -> dict[str, Array
             base = below.get(name)
             if lower is None or base is None or _cut(lower, name) != (entry.dtype, entry.length, entry.chunk):
                 raise _damaged(commit, f"has changes of array {name!r}, which version {commit.base} lacks, or has in another form", store.url)
-            deltas[name] = _delta_reader(store, commit, name, entry, arrays, base)
+            deltas[name] = _after(base, _changes(store, commit, name, entry, arrays))
         below = {**arrays, **deltas}
         lower = commit
     return below
 
 
-def links_of(store: ObjectStore, commits: Sequence[Commit]) -> dict[str, list[DeltaReader]]:
+def links_of(store: ObjectStore, commits: Sequence[Commit]) -> dict[str, list[Changes]]:
     """For each array of the first of `commits`, a chain that ends before a version at hand, what is to be applied to that: the
     oldest changes first. Empty if one of the versions has other arrays than the next."""
     names = set(commits[0].deltas)
     if any(set(commit.deltas) != names for commit in commits):
         return {}
-    found: dict[str, list[DeltaReader]] = {name: [] for name in names}
+    found: dict[str, list[Changes]] = {name: [] for name in names}
     for commit in reversed(commits):
         arrays = _array_readers(store, commit)
         for name, entry in commit.deltas.items():
-            found[name].append(_delta_reader(store, commit, name, entry, arrays, None))
+            found[name].append(_changes(store, commit, name, entry, arrays))
     return found
 
 
@@ -71,11 +71,15 @@ def _array_readers(store: ObjectStore, commit: Commit) -> dict[str, ArrayReader]
     return {name: ChunkReader(folder, array) for name, array in commit.arrays.items()}
 
 
-def _delta_reader(
-    store: ObjectStore, commit: Commit, name: str, entry: DeltaEntry, arrays: Mapping[str, ArrayReader], base: ArrayReader | None
-) -> DeltaReader:
-    stream = None if entry.stream is None else arrays[entry.stream]
-    return DeltaReader(name, entry, stream, base, commit.version, store.url)
+def _changes(store: ObjectStore, commit: Commit, name: str, entry: DeltaEntry, arrays: Mapping[str, ArrayReader]) -> Changes:
+    return Changes(name, entry, None if entry.stream is None else arrays[entry.stream], commit.version, store.url)
+
+
+def _after(base: ArrayReader, changes: Changes) -> DeltaReader:
+    """The array after some more changes: in one pass with those before, if they come in equal segments."""
+    if isinstance(base, DeltaReader) and base.entry.segment == changes.entry.segment:
+        return DeltaReader(base.base, [*base.links, changes])
+    return DeltaReader(base, [changes])
 
 
 def _cut(commit: Commit, name: str) -> tuple[str, int, int]:

@@ -12,15 +12,15 @@ import torch
 
 from storage.boxes import boxes_of, sizes
 from storage.commit import Commit
-from storage.delta_reader import DeltaReader, spread
+from storage.delta_reader import Changes, apply_links
 from storage.dtypes import ITEMSIZE, TORCH_OF
 from storage.packing import byte_view, flat_parts, is_plain
 from storage.parallel import side_by_side
 from storage.selection import all_of
-from storage.spans import Bytes, cut, joined
+from storage.spans import Bytes
 from storage.unpacking import check_fits
 
-Links = Mapping[str, Sequence[DeltaReader]]
+Links = Mapping[str, Sequence[Changes]]
 """Array -> the changes to apply to it, in that order."""
 
 
@@ -35,7 +35,7 @@ def can_update(commit: Commit, links: Links, out: Mapping[str, torch.Tensor]) ->
         if name not in held or entry.array not in values:
             return False
         values[entry.array] += entry.numel
-    cuts = {array: {(r.entry.dtype, r.entry.length, r.entry.chunk, r.entry.segment) for r in readers} for array, readers in links.items()}
+    cuts = {array: {(c.entry.dtype, c.entry.length, c.entry.chunk, c.entry.segment) for c in changes} for array, changes in links.items()}
     return all(len(cuts[array]) == 1 and links[array][0].entry.length == count for array, count in values.items())
 
 
@@ -54,7 +54,7 @@ def update(commit: Commit, links: Links, out: Mapping[str, torch.Tensor], parall
     for name, entry in commit.tensors.items():
         if not entry.numel and entry.alias_of is None:
             found.setdefault(name, torch.empty(entry.shape, dtype=TORCH_OF[entry.dtype]))
-    arrays = {array: _Array(commit, array, readers, found) for array, readers in links.items()}
+    arrays = {array: _Array(commit, array, changes, found) for array, changes in links.items()}
     jobs = [(array, number) for array in arrays.values() for number in range(array.chunks)]
     side_by_side(lambda job: job[0].update(job[1]), jobs, parallel)
     given = {name: out.get(name, found[entry.alias_of or name]) for name, entry in commit.tensors.items()}
@@ -79,9 +79,9 @@ class _Piece:
 class _Array:
     """The tensors of one array, and the links that are applied to them."""
 
-    def __init__(self, commit: Commit, array: str, readers: Sequence[DeltaReader], tensors: Mapping[str, torch.Tensor]) -> None:
-        self._readers = readers
-        self._entry = readers[0].entry
+    def __init__(self, commit: Commit, array: str, links: Sequence[Changes], tensors: Mapping[str, torch.Tensor]) -> None:
+        self._links = links
+        self._entry = links[0].entry
         inside = sorted((entry.offset, name) for name, entry in commit.tensors.items() if entry.array == array and entry.alias_of is None)
         self._starts = [offset for offset, _ in inside]
         self._names = [name for _, name in inside]
@@ -93,20 +93,11 @@ class _Array:
         start = number * self._entry.chunk
         first = bisect.bisect_right(self._starts, start) - 1
         pieces = list(self._pieces(first, start, min(start + self._entry.chunk, self._entry.length)))
-        held = [piece.bytes for piece in pieces]
-        size = sum(map(len, held))
-        parts = [cut(held, at, at + self._entry.segment) for at in range(0, size, self._entry.segment)]
-        segments = [joined(those) for those in parts]
-        for reader in self._readers:
-            reader.apply(number, 0, segments, self._names[first])
-        if not any(reader.changed(number) for reader in self._readers):
-            return
-        for those, whole in zip(parts, segments, strict=True):
-            if len(those) > 1:
-                spread(whole, those)
-        for piece in pieces:
-            if piece.copied:
-                _put_back(piece)
+        apply_links(self._links, number, 0, [piece.bytes for piece in pieces], self._names[first])
+        if any(link.any(number) for link in self._links):
+            for piece in pieces:
+                if piece.copied:
+                    _put_back(piece)
 
     def _pieces(self, first: int, start: int, end: int) -> Iterator[_Piece]:
         itemsize = ITEMSIZE[self._entry.dtype]
