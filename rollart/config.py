@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rollart.control.affinity import STAGES, AffinityMap, Stage
 from rollart.control.ledger import FailurePolicy, TaskQuota
@@ -19,6 +19,7 @@ from rollart.training.keeping import Keeping
 from rollart.training.settings import DEVICE, AdvantageOverride, AdvantagePlan, LearnerSettings, OptimiserSettings
 from rollart.types import SamplingTransform
 from rollart.yaml_text import WrongYaml, read_yaml
+from storage.credentials import credential_fields, without_user
 
 RunIn = Literal["loop", "thread"]
 
@@ -31,6 +32,12 @@ class Section(BaseModel):
     """Base of every section: unknown keys are refused, and so are numbers that are not finite; nothing changes after loading."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+_CREDENTIALS = (
+    "take it out, and give it by the environment or the usual files (AWS_PROFILE, AWS_ACCESS_KEY_ID, ~/.aws/credentials, "
+    "GOOGLE_APPLICATION_CREDENTIALS), on every machine of the run"
+)
 
 
 class RunSettings(Section):
@@ -48,6 +55,20 @@ class RunSettings(Section):
     step_timeout: float = Field(
         900.0, gt=0, description="seconds without any trajectory, step or version after which the run fails and says what it awaits"
     )
+
+    @field_validator("root")
+    @classmethod
+    def _no_user(cls, root: str) -> str:
+        if without_user(root) != root:
+            raise ValueError(f"a URL with a user or password would be kept in the run's folder; {_CREDENTIALS}")
+        return root
+
+    @field_validator("storage_options")
+    @classmethod
+    def _no_credentials(cls, options: dict[str, Any]) -> dict[str, Any]:
+        if found := credential_fields(options):
+            raise ValueError(f"{', '.join(found)}: a credential would be kept in the run's folder; {_CREDENTIALS}")
+        return options
 
 
 class HardwareClass(Section):
@@ -115,6 +136,19 @@ class Sampling(Section):
         return SamplingTransform(temperature=self.temperature)
 
 
+class FilterSettings(Section):
+    """Which groups are not worth a step. What is filtered out is counted by its reason, and another group is played in its place."""
+
+    no_signal: Literal["skip", "replace"] = Field(
+        "skip",
+        description="a group whose members all scored the same takes its place in the batch untrained (skip), or gives it to another (replace), "
+        "where the advantage estimator compares within groups",
+    )
+    long_share: float = Field(
+        1.0, ge=0, le=1, description="largest share of a group that may run over max_tokens; a group over it is dropped as too_long (1: none is)"
+    )
+
+
 class TaskSettings(Section):
     """One task of the mix."""
 
@@ -131,6 +165,7 @@ class TaskSettings(Section):
     run_in: RunIn = Field("thread", description="where the environment's calls run: in a thread, or in the worker's loop if none takes over 1 ms")
     sampling: Sampling = Field(default_factory=lambda: Sampling())
     advantage: AdvantageOverride = Field(default_factory=lambda: AdvantageOverride())
+    filters: FilterSettings = Field(default_factory=lambda: FilterSettings())
     classes: dict[Stage, str] = Field(
         default_factory=dict, description="hardware class by stage, where this task wants another one than `stages` says"
     )
@@ -171,7 +206,11 @@ class TrainSettings(Section):
     groups: int = Field(24, ge=1, description="groups a batch, shared among the tasks by weight")
     alpha: int = Field(1, ge=0, le=64, description="staleness bound, in versions; 0 is synchronous")
     checkpoint_every: int = Field(20, ge=1, description="steps between checkpoints")
-    max_skipped: int = Field(10, ge=1, description="steps in a row without any group that carries signal, after which the run fails")
+    max_skipped: int = Field(
+        10,
+        ge=1,
+        description="steps in a row without anything to train on, or batches' worth of a task filtered out in a row, after which the run fails",
+    )
 
 
 class WeightSettings(Section):
@@ -283,7 +322,7 @@ class Config(Section):
 
     @property
     def failure_policy(self) -> FailurePolicy:
-        return FailurePolicy(self.rollout.attempts, self.rollout.lease)
+        return FailurePolicy(self.rollout.attempts, self.rollout.lease, self.train.max_skipped)
 
     @property
     def advantages(self) -> AdvantagePlan:
@@ -302,7 +341,13 @@ class Config(Section):
             short = sum(whole) < self.train.groups
             gaps = [(x - w if short else w - x, -i) for i, (x, w) in enumerate(zip(exact, whole, strict=True)) if short or w > 1]
             whole[-max(gaps)[1]] += 1 if short else -1
-        return [TaskQuota(t.name, w, t.group_size, t.min_members or t.group_size) for t, w in zip(self.tasks, whole, strict=True)]
+        return [
+            TaskQuota(
+                t.name, w, t.group_size, t.min_members or t.group_size, spread=self.advantages.of(t.name).needs_spread,
+                replace_flat=t.filters.no_signal == "replace", long_share=t.filters.long_share,
+            )
+            for t, w in zip(self.tasks, whole, strict=True)
+        ]  # fmt: skip
 
     def task(self, name: str) -> TaskSettings:
         return next(t for t in self.tasks if t.name == name)

@@ -156,12 +156,13 @@ class Session:
     async def train_on(self, batch: Batch, wait_s: float) -> StepMetrics:
         """One training step on `batch`, then its settlement in the ledger: the batch counts as trained on once this is committed."""
         with self.telemetry.stage("train"):
-            trained = await self.trainer.train(batch.with_signal, keep_state=self.due(self.config.train.checkpoint_every, batch.step + 1))
+            taught = self.ledger.teaching(batch)
+            trained = await self.trainer.train(taught, keep_state=self.due(self.config.train.checkpoint_every, batch.step + 1))
         self._parent, self.version = self.version, Version(batch.lineage, batch.step + 1)
         settlement = self.ledger.settle(batch)
         rows = settlement_rows(batch, settlement)
         await asyncio.to_thread(self._commit, batch, rows)
-        self.telemetry.step(batch, trained, self.ledger.fates, str(self.version), wait_s)
+        self.telemetry.step(batch, taught, trained, self.ledger.fates, str(self.version), wait_s)
         self._watch_signal(trained)
         return trained
 
@@ -180,8 +181,9 @@ class Session:
         self._skipped = 0 if trained.optimiser_steps else self._skipped + 1
         if self._skipped >= self.config.train.max_skipped:
             raise NoSignal(
-                f"train.max_skipped: in {self._skipped} steps in a row no group carried signal (all members of a group scored the same); "
-                "make the tasks easier or harder, warm the policy up, or enlarge group_size"
+                f"train.max_skipped: in {self._skipped} steps in a row nothing was trained on (the last: {', '.join(trained.skipped)}; no_tokens and "
+                "no_signal: all members of every group scored the same; masked: training.loss.mask left nothing); make the tasks easier or "
+                "harder, warm the policy up, enlarge group_size, or widen the mask"
             )
 
     # ---- versions and checkpoints

@@ -69,9 +69,9 @@ class Telemetry:
         self._recent[receipt.attempt.episode.task].append(member.score.value)
         self._rollout.append((start, start + receipt.seconds["total"]))
 
-    def step(self, batch: Batch, trained: StepMetrics, fates: Mapping[str, int], version: str, wait_s: float) -> None:
-        """A training step ended; writes its line."""
-        self._staleness.update(batch.step - m.receipt.first_version for g in batch.groups if g.has_signal for m in g.members)
+    def step(self, batch: Batch, taught: Batch, trained: StepMetrics, fates: Mapping[str, int], version: str, wait_s: float) -> None:
+        """A training step on `taught`, what there was to learn from of `batch`, ended; writes its line."""
+        self._staleness.update(taught.step - m.receipt.first_version for m in taught.members)
         scores: dict[str, list[float]] = defaultdict(list)
         for member in batch.members:
             scores[member.receipt.attempt.episode.task].append(member.score.value)

@@ -289,11 +289,6 @@ class Batch:
     def members(self) -> list[Member]:
         return [m for g in self.groups for m in g.members]
 
-    @property
-    def with_signal(self) -> Batch:
-        """The batch without the groups whose members all scored the same: they would add nothing to a group-relative gradient."""
-        return replace(self, groups=tuple(g for g in self.groups if g.has_signal))
-
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:

@@ -72,6 +72,29 @@ def test_all_contradictions_are_told_at_once() -> None:
     assert len(str(refused.value).splitlines()) == 2
 
 
+@pytest.mark.parametrize(
+    ("override", "field"),
+    [
+        ("run.storage_options={key: AKIA1234, secret: hush-hush}", "run.storage_options: key, secret:"),
+        ("run.storage_options={client_kwargs: {aws_secret_access_key: hush-hush}}", "run.storage_options: client_kwargs.aws_secret_access_key:"),
+        ("run.storage_options={token: {private_key: hush-hush}}", "run.storage_options: token:"),
+        ("run.root=s3://user:hush-hush@bucket/runs", "run.root:"),
+    ],
+)
+def test_a_credential_is_refused_without_being_repeated(override: str, field: str) -> None:
+    with pytest.raises(ConfigError, match=r"AWS_PROFILE.*GOOGLE_APPLICATION_CREDENTIALS") as caught:
+        quickstart(override)
+    assert field in str(caught.value)
+    assert "hush-hush" not in str(caught.value)
+
+
+def test_options_that_are_no_credentials_are_kept() -> None:
+    options = "{token: anon, profile: lab, endpoint_url: 'http://127.0.0.1:1', config_kwargs: {signature_version: s3v4}}"
+    config = quickstart(f"run.storage_options={options}")
+    assert config.run.storage_options["config_kwargs"] == {"signature_version": "s3v4"}
+    assert quickstart("run.storage_options={token: /etc/keys/lab.json}").run.storage_options == {"token": "/etc/keys/lab.json"}
+
+
 def test_wrong_yaml_names_the_line(tmp_path: Path) -> None:
     path = tmp_path / "broken.yaml"
     path.write_text("train:\n  steps: [1\npolicy: {}\n")
@@ -154,3 +177,10 @@ def test_a_task_takes_what_it_does_not_say_of_its_advantages_from_the_common_set
     assert (plan.of("frozen_lake").name, plan.of("frozen_lake").weight) == ("grpo", 1.0)
     assert learner_settings(config).advantage == plan
     assert not plan.needs_values and quickstart("tasks.0.advantage.name=gae").advantages.needs_values
+
+
+def test_whether_a_group_needs_spread_follows_from_its_tasks_estimator() -> None:
+    config = quickstart("tasks.chain_sum.advantage.name=reinforce", "tasks.chain_sum.filters.long_share=0.5", "tasks.0.filters.no_signal=replace")
+    quotas = {q.task: q for q in config.quotas}
+    assert [quotas[t].spread for t in ("frozen_lake", "guess_number", "chain_sum")] == [True, True, False]
+    assert (quotas["chain_sum"].long_share, quotas["frozen_lake"].replace_flat, quotas["guess_number"].replace_flat) == (0.5, True, False)

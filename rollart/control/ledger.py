@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from rollart.control.staleness import StalenessWindow
 from rollart.types import Attempt, Batch, Episode, Group, Member, Receipt, Score
 
-Fate = Literal["trained", "no_signal", "failed", "group_short", "over_age", "too_stale", "lineage"]
-"""Where a member ended: trained on; its group's scores were all equal; its attempts ran out; its group fell below `min_members`;
-stopped at a turn since it had outlived the window; outlived it before a batch took it; sampled by an abandoned lineage."""
+Fate = Literal["trained", "no_signal", "too_long", "failed", "group_short", "over_age", "too_stale", "lineage"]
+"""Where a member ended: trained on; its group's scores were all equal; too many of its group ran over their token budget; its attempts ran
+out; its group fell below `min_members`; stopped at a turn since it had outlived the window; outlived it before a batch took it; sampled by
+an abandoned lineage."""
 
 MemberState = Literal["running", "scored", "dropped"]
 
@@ -28,20 +29,33 @@ class LedgerError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class TaskQuota:
-    """A task's share of the plan: `quota` groups a batch, `group_size` members a group, of which `min_members` must survive."""
+    """A task's share of the plan: `quota` groups a batch, `group_size` members a group, of which `min_members` must survive.
+
+    And which groups are worth a step: with `spread`, one whose members all scored the same teaches nothing, and with `replace_flat`
+    another is played in its place; one of which more than `long_share` ran over their token budget is always replaced.
+    """
 
     task: str
     quota: int
     group_size: int
     min_members: int
+    spread: bool = True
+    replace_flat: bool = False
+    long_share: float = 1.0
+
+    def teaches(self, group: Group) -> bool:
+        """Whether there is something to learn from the scores of `group`."""
+        return group.has_signal or not self.spread
 
 
 @dataclass(frozen=True, slots=True)
 class FailurePolicy:
-    """`attempts`: tries at a member before it is given up; `lease_s`: seconds after which a silent attempt counts as failed."""
+    """`attempts`: tries at a member before it is given up; `lease_s`: seconds after which a silent attempt counts as failed; `batches`: so many
+    batches' worth of a task's groups in a row may be filtered out before there is no hope for it."""
 
     attempts: int = 3
     lease_s: float = 600.0
+    batches: int = 10
 
 
 @dataclass(slots=True)
@@ -70,6 +84,11 @@ class OpenGroup:
     @property
     def survivors(self) -> list[Member]:
         return [Member(m.receipt, m.score) for m in self.members if m.receipt is not None and m.score is not None]
+
+    @property
+    def scored(self) -> Group:
+        """What a batch would take of it."""
+        return Group(self.episode, tuple(self.survivors))
 
     @property
     def oldest(self) -> int:
@@ -110,6 +129,7 @@ class Ledger:
         self.next_step = step
         self.late = 0
         self.fates: Counter[str] = Counter()
+        self._filtered: dict[str, Counter[str]] = {q.task: Counter() for q in quotas}
         self._next_index = {q.task: 0 for q in quotas}
         self._open: dict[Episode, OpenGroup] = {}
         self._unsettled: list[tuple[Attempt, str, Fate]] = []
@@ -150,7 +170,8 @@ class Ledger:
     def scored(self, receipt: Receipt, score: Score) -> bool:
         """An attempt stands durable and scored. False if it is none that is awaited (late, or already recorded): it is counted, not used.
 
-        LedgerError if the two are of different executions. An attempt stopped for its age takes its whole group with it.
+        LedgerError if the two are of different executions. An attempt stopped for its age takes its whole group with it; a group that is
+        complete then goes through its task's filters.
         """
         if (receipt.attempt, receipt.nonce) != (score.attempt, score.nonce):
             raise LedgerError(f"receipt of {receipt.attempt} ({receipt.nonce}) and score of {score.attempt} ({score.nonce}) must be of one execution")
@@ -159,8 +180,11 @@ class Ledger:
             self.late += 1
             return False
         member.receipt, member.score, member.state = receipt, score, "scored"
+        group = self._open[receipt.attempt.episode]
         if receipt.outcome == "over_age":
-            self._drop_group(self._open[receipt.attempt.episode], "over_age")
+            self._drop_group(group, "over_age")
+        else:
+            self._filter(group)
         return True
 
     def failed(self, attempt: Attempt, now: float) -> Attempt | None:
@@ -177,6 +201,16 @@ class Ledger:
         group = self._open[attempt.episode]
         if sum(m.state != "dropped" for m in group.members) < self.quotas[attempt.episode.task].min_members:
             self._drop_group(group, "group_short")
+        else:
+            self._filter(group)
+        return None
+
+    def hopeless(self) -> str | None:
+        """Which task's filters leave nothing, and why, in words: more of them would go the same way; None while there is hope."""
+        for task, reasons in self._filtered.items():
+            if sum(reasons.values()) >= self.policy.batches * self.quotas[task].quota:
+                told = ", ".join(f"{reason} {count}" for reason, count in reasons.items())
+                return f"the filters of {task} left nothing of its last {sum(reasons.values())} groups ({told})"
         return None
 
     # ---- batches
@@ -199,7 +233,11 @@ class Ledger:
         for group in taken:
             del self._open[group.episode]
         self.next_step = step + 1
-        return Batch(self.lineage, step, tuple(Group(g.episode, tuple(g.survivors)) for g in taken))
+        return Batch(self.lineage, step, tuple(g.scored for g in taken))
+
+    def teaching(self, batch: Batch) -> Batch:
+        """The batch without the groups from which there is nothing to learn: what the trainer gets of it."""
+        return replace(batch, groups=tuple(g for g in batch.groups if self.quotas[g.episode.task].teaches(g)))
 
     def _choose(self, task: str, quota: int, step: int) -> list[OpenGroup] | None:
         groups = sorted((g for g in self._open.values() if g.episode.task == task), key=lambda g: g.episode.index)
@@ -223,7 +261,7 @@ class Ledger:
     def settle(self, batch: Batch) -> Settlement:
         """Notes that the step consumed `batch`, and hands out every fate decided since the last settlement."""
         for group in batch.groups:
-            fate: Fate = "trained" if group.has_signal else "no_signal"
+            fate: Fate = "trained" if self.quotas[group.episode.task].teaches(group) else "no_signal"
             for m in group.members:
                 self._unsettled.append((m.receipt.attempt, m.receipt.nonce, fate))
                 self.fates[fate] += 1
@@ -266,6 +304,22 @@ class Ledger:
     def _note(self, member: OpenMember, fate: Fate) -> None:
         self.fates[fate] += 1
         self._unsettled.append((member.attempt, member.receipt.nonce if member.receipt else "", fate))
+
+    def _filter(self, group: OpenGroup) -> None:
+        """Drops a complete group that is not worth a step, so that its slot is free for another."""
+        if not group.complete:
+            return
+        quota, members = self.quotas[group.episode.task], group.survivors
+        reason: Fate | None = None
+        if sum(m.receipt.outcome == "over_length" for m in members) > quota.long_share * len(members):
+            reason = "too_long"
+        elif quota.replace_flat and not quota.teaches(group.scored):
+            reason = "no_signal"
+        if reason is None:
+            self._filtered[group.episode.task].clear()
+            return
+        self._filtered[group.episode.task][reason] += 1
+        self._drop_group(group, reason)
 
     def _drop_group(self, group: OpenGroup, fate: Fate) -> None:
         """Drops a group whole; members that were dropped before keep their own fate."""

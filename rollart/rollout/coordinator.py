@@ -22,7 +22,7 @@ HOPELESS = 64
 
 
 class RolloutFailed(RuntimeError):
-    """Attempts fail without end; the message holds the last one's error."""
+    """Attempts fail without end, or filters leave nothing of what does not; the message says why."""
 
 
 class Rollout:
@@ -133,11 +133,19 @@ class Rollout:
             self._observe(end.member)
             if dropped_group:
                 await self._cancel_orphans()
+            self._give_up_on_filters()
             return
         self._failures_in_a_row += 1
         if self._failures_in_a_row >= HOPELESS:
             raise RolloutFailed(f"{HOPELESS} attempts in a row failed; the last, {end.attempt}: {end.error}") from end.error
         await self._retry(end.attempt)
+
+    def _give_up_on_filters(self) -> None:
+        reason = self.ledger.hopeless()
+        if reason is not None:
+            raise RolloutFailed(
+                f"{reason}: more would go the same way. Make the task easier or harder, raise max_tokens, or loosen tasks.NAME.filters"
+            )
 
     async def _retry(self, attempt: Attempt) -> None:
         again = self.ledger.failed(attempt, time.monotonic())
@@ -145,6 +153,7 @@ class Rollout:
             self.dispatcher.dispatch([again])
         else:
             await self._cancel_orphans()
+            self._give_up_on_filters()
 
     async def _cancel_orphans(self) -> None:
         """Cancels attempts whose group the ledger has dropped."""

@@ -150,7 +150,79 @@ def test_groups_without_signal_are_settled_as_such() -> None:
     assert batch is not None
     settlement = ledger.settle(batch)
     assert sorted(f for _, _, f in settlement.fates) == ["no_signal", "no_signal", "trained", "trained"]
-    assert [g.episode.index for g in batch.with_signal.groups] == [0]
+    assert [g.episode.index for g in ledger.teaching(batch).groups] == [0]
+
+
+def test_a_group_without_spread_is_trained_on_where_the_estimator_compares_with_more_than_the_group() -> None:
+    ledger = Ledger([TaskQuota("t0", 2, 2, 2, spread=False, replace_flat=True)], StalenessWindow(0), FailurePolicy())
+    for group in ledger.admit(served=0, now=0.0):
+        for attempt in group:
+            finish(ledger, attempt, 0, value=0.5)
+    batch = ledger.form_batch()
+    assert batch is not None and ledger.teaching(batch) == batch
+    assert [fate for _, _, fate in ledger.settle(batch).fates] == ["trained"] * 4
+
+
+def _filtering(**fields: object) -> Ledger:
+    quotas = [TaskQuota("t0", 2, 2, 2, **fields), TaskQuota("t1", 1, 2, 2)]  # type: ignore[arg-type]
+    return Ledger(quotas, StalenessWindow(0), FailurePolicy(attempts=1, lease_s=10.0, batches=2))
+
+
+def test_a_group_without_signal_gives_its_slot_to_another_and_is_counted() -> None:
+    ledger = _filtering(replace_flat=True)
+    first, second, other = ledger.admit(served=0, now=0.0)
+    finish_all(ledger, [second, other], 0)
+    for attempt in first:
+        finish(ledger, attempt, 0, value=0.5)
+    assert ledger.form_batch() is None and ledger.fates == {"no_signal": 2}
+    (again,) = ledger.admit(served=0, now=0.0)
+    assert [str(a) for a in again] == ["train/t0/2/0/0", "train/t0/2/1/0"]
+    finish_all(ledger, [again], 0)
+    batch = ledger.form_batch()
+    assert batch is not None and [g.episode.index for g in batch.groups] == [1, 2, 0]
+    assert sorted(fate for _, _, fate in ledger.settle(batch).fates) == ["no_signal"] * 2 + ["trained"] * 6
+
+
+@pytest.mark.parametrize(("share", "dropped"), [(1.0, 0), (0.5, 0), (0.49, 2), (0.0, 2)])
+def test_a_group_of_which_too_many_ran_over_their_budget_is_dropped(share: float, dropped: int) -> None:
+    ledger = _filtering(long_share=share)
+    first = ledger.admit(served=0, now=0.0)[0]
+    finish(ledger, first[0], 0, value=1.0, outcome="over_length")
+    finish(ledger, first[1], 0, value=0.0)
+    assert ledger.fates["too_long"] == dropped
+    assert len(ledger.admit(served=0, now=0.0)) == dropped // 2
+
+
+def test_a_group_that_a_given_up_member_completes_is_filtered_too() -> None:
+    ledger = Ledger([TaskQuota("t0", 1, 3, 2, replace_flat=True)], StalenessWindow(0), FailurePolicy(attempts=1))
+    (group,) = ledger.admit(served=0, now=0.0)
+    for attempt in group[:2]:
+        finish(ledger, attempt, 0, value=1.0)
+    assert ledger.failed(group[2], 0.0) is None
+    assert ledger.fates == {"failed": 1, "no_signal": 2} and len(ledger.admit(served=0, now=0.0)) == 1
+
+
+def test_a_task_of_which_the_filters_leave_nothing_is_hopeless_however_well_others_do() -> None:
+    ledger = _filtering(replace_flat=True, long_share=0.0)
+    for round_ in range(4):
+        assert ledger.hopeless() is None
+        group = ledger.admit(served=0, now=0.0)[0]
+        outcome: Outcome = "over_length" if round_ == 1 else "terminated"
+        for attempt in group:
+            finish(ledger, attempt, 0, value=0.5, outcome=outcome)
+    assert ledger.hopeless() == "the filters of t0 left nothing of its last 4 groups (no_signal 3, too_long 1)"
+
+
+def test_a_group_that_passes_the_filters_is_hope() -> None:
+    ledger = _filtering(replace_flat=True)
+    for _ in range(3):
+        for attempt in ledger.admit(served=0, now=0.0)[0]:
+            finish(ledger, attempt, 0, value=0.5)
+    open_ = [a for a in ledger.running() if a.episode.task == "t0"]
+    finish_all(ledger, [open_[:2]], 0)
+    for attempt in ledger.admit(served=0, now=0.0)[0]:
+        finish(ledger, attempt, 0, value=0.5)
+    assert ledger.hopeless() is None
 
 
 def test_a_cut_goes_through_json_and_the_restored_ledger_goes_on_alike() -> None:

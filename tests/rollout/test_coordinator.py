@@ -155,3 +155,15 @@ async def test_silence_is_told_with_what_is_awaited() -> None:
     async with rollout(cluster, stall_s=0.0) as running:
         with pytest.raises(Stalled, match=r"awaited: 2 groups of lake; 4 in flight, such as train/lake/0/0/0"):
             await soon(running.next_batch())
+
+
+async def test_filters_that_leave_nothing_are_an_error_that_names_task_and_reasons_and_not_a_loop() -> None:
+    cluster = Cluster()
+    ledger = Ledger([TaskQuota("lake", 2, 2, 2, long_share=0.0)], StalenessWindow(0), FailurePolicy(2, 1000.0, batches=3))
+    async with Rollout(ledger, cluster, stall_s=1000.0, served=0) as running:  # type: ignore[arg-type]
+        waiting = asyncio.create_task(running.next_batch())
+        for index in range(0, 6, 2):
+            await cluster.until(lambda at=index: {a.episode.index for a in cluster.open} == {at, at + 1})
+            cluster.score(list(cluster.open), outcome="over_length")
+        with pytest.raises(RolloutFailed, match=r"the filters of lake left nothing of its last 6 groups \(too_long 6\).*tasks.NAME.filters"):
+            await soon(waiting)
