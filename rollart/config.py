@@ -20,7 +20,6 @@ from rollart.training.settings import DEVICE, AdvantageOverride, AdvantagePlan, 
 from rollart.types import SamplingTransform
 from rollart.yaml_text import WrongYaml, read_yaml
 from storage.credentials import credential_fields, without_user
-from storage.credentials import credential_fields, without_user
 
 RunIn = Literal["loop", "thread"]
 
@@ -33,12 +32,6 @@ class Section(BaseModel):
     """Base of every section: unknown keys are refused, and so are numbers that are not finite; nothing changes after loading."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-_CREDENTIALS = (
-    "take it out, and give it by the environment or the usual files (AWS_PROFILE, AWS_ACCESS_KEY_ID, ~/.aws/credentials, "
-    "GOOGLE_APPLICATION_CREDENTIALS), on every machine of the run"
-)
 
 
 _CREDENTIALS = (
@@ -62,20 +55,6 @@ class RunSettings(Section):
     step_timeout: float = Field(
         900.0, gt=0, description="seconds without any trajectory, step or version after which the run fails and says what it awaits"
     )
-
-    @field_validator("root")
-    @classmethod
-    def _no_user(cls, root: str) -> str:
-        if without_user(root) != root:
-            raise ValueError(f"a URL with a user or password would be kept in the run's folder; {_CREDENTIALS}")
-        return root
-
-    @field_validator("storage_options")
-    @classmethod
-    def _no_credentials(cls, options: dict[str, Any]) -> dict[str, Any]:
-        if found := credential_fields(options):
-            raise ValueError(f"{', '.join(found)}: a credential would be kept in the run's folder; {_CREDENTIALS}")
-        return options
 
     @field_validator("root")
     @classmethod
