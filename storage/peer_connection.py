@@ -120,8 +120,8 @@ class PeerConnections:
 def _size(response: http.client.HTTPResponse, start: int, wanted: int) -> int:
     """The object's size, from the headers of an answer that fits the request. PeerRefused, HTTPException."""
     if response.status not in {HTTPStatus.PARTIAL_CONTENT, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE}:
-        if response.length:
-            raise http.client.HTTPException(f"it answered with status {response.status} and {response.length} bytes")
+        if response.length != 0:  # nor is a body read whose length nobody gave
+            raise http.client.HTTPException(f"it answered with status {response.status} and more than it should say")
         response.read()
         raise PeerRefused(response.status)
     said = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
