@@ -31,20 +31,24 @@ def export_folder(
     store: WeightStore, version: Version | None, target: str | ObjectStore, *, storage_options: Mapping[str, Any] | None = None,
     files: Mapping[str, bytes] | None = None, shard_bytes: int = SHARD_BYTES, force: bool = False, progress: Progress | None = None,
 ) -> list[str]:  # fmt: skip
-    """Writes `version` (None: the newest) into the folder or URL `target`, as transformers' `from_pretrained` reads it; the files' names.
+    """Writes `version` (None: the newest) into `target`, as transformers' `from_pretrained` reads it; the files' names.
 
-    `target` may also be a store that is open.
-    `files` (name -> content: config, tokenizer) stand in for those of the version; an empty mapping writes weights alone. One
-    file of weights a `shard_bytes`, each in memory alone. `config.json` comes last and, with `force`, which replaces a model that
-    is there, goes first: a folder that a crash left half can't be loaded. FolderRefused if `target` holds anything and `force`
-    isn't given, or if there is no `config.json` to write; UnsupportedTensor for what safetensors can't hold; what `pull` raises.
+    `target` is a folder, a URL that `storage_options` open, or a store that is open. `files` (name -> content: config, tokenizer)
+    stand in for those of the version, of which only a config and a tokenizer are written; an empty mapping writes weights alone.
+    There is one file of weights per `shard_bytes`, each in memory alone. `config.json` comes last and, with `force`, which replaces
+    a model that is there, goes first: a folder that a crash left half can't be loaded.
+
+    FolderRefused if `target` holds anything and `force` isn't given, or if there is no `config.json` to write; UnsupportedTensor for
+    what safetensors can't hold; what `pull` raises.
     """
     commit = store.commit(version if version is not None else store.resolve(None))
     version = commit.version
-    if files is None:
-        files = {name: store.file(version, name) for name in commit.files}
-        if CONFIG not in files:
-            raise FolderRefused(f"version {version} of {store.url} was published without a {CONFIG}: give the folder of the model that it is of")
+    asked = files is None or files
+    files = {name: store.file(version, name) for name in commit.files if folders.is_model_file(name)} if files is None else files
+    if asked and CONFIG not in files:
+        raise FolderRefused(f"no {CONFIG} for version {version} of {store.url}: give the files of the model's folder, or write weights alone")
+    if weights := [name for name in files if is_weights(name)]:
+        raise FolderRefused(f"{weights[0]} can't be among the files of a model's folder: it is where weights go")
     for name, tensor in commit.tensors.items():
         check_writable_type(name, tensor.dtype)
     folder = target if isinstance(target, ObjectStore) else ObjectStore(target, storage_options, durable=True)

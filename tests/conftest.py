@@ -88,22 +88,22 @@ class Place:
         """The folder of the run called `name`."""
         return self.folder / "runs" / name
 
-    def start(self, name: str, *overrides: str, resume: bool = False) -> Running:
-        """Starts `rollart run train` on the run called `name`, in a session of its own as a terminal would."""
+    def start(self, name: str, *overrides: str, resume: bool = False, flow: str = "train") -> Running:
+        """Starts `rollart run FLOW` on the run called `name`, in a session of its own as a terminal would."""
         temporary = self.folder / f"tmp-{name}"
         temporary.mkdir(exist_ok=True)
         settings = [f"run.root={self.folder / 'runs'}", f"run.name={name}", *overrides]
         command = [
-            sys.executable, "-m", "rollart", "run", "train", "--config", str(self.config),
+            sys.executable, "-m", "rollart", "run", flow, "--config", str(self.config),
             *(part for s in settings for part in ("--set", s)), *(["--resume"] if resume else []),
         ]  # fmt: skip
         running = Running(command, self.run(name), temporary)
         self.started.append(running)
         return running
 
-    def finish(self, name: str, *overrides: str, resume: bool = False) -> Running:
+    def finish(self, name: str, *overrides: str, resume: bool = False, flow: str = "train") -> Running:
         """Starts a run, waits for its end and expects it to be a good one."""
-        running = self.start(name, *overrides, resume=resume)
+        running = self.start(name, *overrides, resume=resume, flow=flow)
         assert running.wait() == 0, running.heard
         return running
 

@@ -204,13 +204,23 @@ def test_a_crash_at_any_write_leaves_no_folder_that_can_be_loaded(
 
 def test_without_a_config_the_folder_is_refused_before_anything_is_written(store: WeightStore, tmp_path: Path) -> None:
     store.publish({"w": torch.ones(2)}, version=FIRST).result()
-    with pytest.raises(FolderRefused, match=r"without a config\.json"):
-        export_folder(store, FIRST, str(tmp_path / "out"))
+    for files in (None, {"tokenizer.json": b"{}"}):
+        with pytest.raises(FolderRefused, match=r"no config\.json for version 0-0"):
+            export_folder(store, FIRST, str(tmp_path / "out"), files=files)
     assert not (tmp_path / "out").exists()
     assert export_folder(store, FIRST, str(tmp_path / "out"), files={}) == ["model.safetensors"]
     assert export_folder(store, FIRST, str(tmp_path / "more"), files={"config.json": b"{}"}) == ["config.json", "model.safetensors"]
     with pytest.raises(VersionMissing):
         export_folder(store, Version(3, 3), str(tmp_path / "none"), files={})
+
+
+def test_of_a_versions_files_only_config_and_tokenizer_are_written_and_weights_are_never_among_them(store: WeightStore, tmp_path: Path) -> None:
+    files = {"config.json": b"{}", "modeling_x.py": b"print()", "adapter_config.json": b"{}", "model.safetensors.index.json": b"{}"}
+    store.publish({"w": torch.ones(2)}, version=FIRST, files=files).result()
+    assert export_folder(store, FIRST, str(tmp_path / "out")) == ["config.json", "model.safetensors"]
+    with pytest.raises(FolderRefused, match=r"model\.safetensors\.index\.json can't be among the files"):
+        export_folder(store, FIRST, str(tmp_path / "more"), files=files)
+    assert not (tmp_path / "more").exists()
 
 
 def test_what_safetensors_cannot_hold_is_named_before_anything_is_written(store: WeightStore, tmp_path: Path) -> None:
