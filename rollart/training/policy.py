@@ -55,7 +55,7 @@ def _recompute(model: Any) -> None:
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     if not model.supports_gradient_checkpointing or not layers:
         raise StateError(f"training.model.recompute: {type(model).__name__} cannot recompute its activations; set it to false")
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     for layer in layers:
         layer.training = True  # the layer's own flag turns recomputation on; what is inside stays in evaluation mode, without dropout
 
