@@ -8,6 +8,7 @@ from typing import Any
 from storage.chains import LONGEST_CHAIN
 from storage.commit import Commit
 from storage.deltas import Base, as_changes
+from storage.errors import VersionMissing
 from storage.layout import commit_path
 from storage.packing import Packed
 from storage.version import Version
@@ -40,7 +41,13 @@ class DeltaWriter:
         with self._lock:
             base, self._base = self._base, None  # what is put next may only be changes of what has been committed
             changes = None if base is None else self._changes(version, packed, base)
-            commit = self._versioned.put(version, packed if changes is None else changes, **described)
+            try:
+                commit = self._versioned.put(version, packed if changes is None else changes, **described)
+            except VersionMissing:
+                if changes is None:
+                    raise
+                changes = None  # the base was collected since it was looked for
+                commit = self._versioned.put(version, packed, **described)
             if self.keeps:
                 self._base = Base(version, packed, 1 if base is None or changes is None else base.depth + 1)
             return commit

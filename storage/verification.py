@@ -94,6 +94,7 @@ class _Verifier:
         self._progress = progress
         self._damages: list[Damage] = []
         self._commits: dict[Version, Commit] = {}
+        self._tagged: dict[str, Version | None] = {}
         self._lock = threading.Lock()
         self._buffers = threading.local()
         self._done = self._total = 0
@@ -110,6 +111,8 @@ class _Verifier:
             self._damages += damages
         retired = self._records() if wanted is None else []
         still = set(self._existing())
+        lost = ((path, version) for path, version in self._tagged.items() if version is not None and version not in still)
+        self._damages += [Damage(path, f"is on version {version}, which isn't there") for path, version in lost]
         # A version that a collection retired meanwhile may have lost data, which is no damage: it isn't there any more.
         gone = set(self._commits) - still
         damages = [d for d in self._damages if d.version not in gone]
@@ -222,7 +225,7 @@ class _Verifier:
         for path in self._store.list(layout.TAGS):
             name = layout.tag_name(path)
             if name is not None:
-                self._guarded(path, partial(tags.find, name))
+                self._tagged[path] = self._guarded(path, partial(tags.find, name))
         for path in self._store.list(layout.LEASES):
             self._guarded(path, partial(records.read, self._store, path))
         for number in lineages.numbers():

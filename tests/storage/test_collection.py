@@ -26,6 +26,10 @@ LAST = Retention(keep_last=1)
 ORPHANED = layout.LONGEST_PUBLISH_S
 
 
+quick = pytest.mark.parametrize("place", ["local", "memory"], indirect=True)
+"""What doesn't depend on the kind of store is tried where requests cost nothing."""
+
+
 def v(step: int, lineage: int = 0) -> Version:
     return Version(lineage, step)
 
@@ -127,6 +131,7 @@ def test_tags_leases_and_branch_points_hold_versions_until_they_end(weights, scr
     assert weights.objects.list("leases") == []
 
 
+@quick
 @pytest.mark.parametrize("claim", ["tag", "lease", "lineage", "changes"])
 @pytest.mark.parametrize("moment", ["write", "delete"])
 def test_a_claim_made_while_the_version_goes_is_kept_or_refused_but_never_broken(weights, script, claim, moment):
@@ -159,6 +164,7 @@ def test_a_claim_made_while_the_version_goes_is_kept_or_refused_but_never_broken
     assert v(0) in last.deleted and whole(weights, v(1))
 
 
+@quick
 def test_a_claim_that_comes_too_late_is_refused(weights, script):
     for step in range(2):
         put(weights, v(step))
@@ -184,6 +190,7 @@ def test_a_claim_that_comes_too_late_is_refused(weights, script):
     assert weights.tags() == {} and weights.objects.list("leases") == []
 
 
+@quick
 def test_a_killed_collector_s_version_that_was_claimed_meanwhile_is_put_back_by_the_next(weights, script):
     put(weights, v(0))
     put(weights, v(1))
@@ -208,6 +215,7 @@ def test_a_killed_collector_s_version_that_was_claimed_meanwhile_is_put_back_by_
     assert weights.resolve("best") == v(0) and whole(weights, v(0))
 
 
+@quick
 def test_a_version_whose_data_is_going_is_not_put_back(weights):
     put(weights, v(0))
     put(weights, v(1))
@@ -222,6 +230,7 @@ def test_a_version_whose_data_is_going_is_not_put_back(weights):
     assert weights.versions() == [v(1)] and data_versions(weights) == {"v0-00000001"}
 
 
+@quick
 def test_a_collector_that_was_held_up_after_its_record_leaves_the_version(weights, monkeypatch):
     put(weights, v(0))
     attempt = weights.commit(v(0)).attempt
@@ -231,6 +240,7 @@ def test_a_collector_that_was_held_up_after_its_record_leaves_the_version(weight
     assert whole(weights, v(0))
 
 
+@quick
 def test_a_record_of_a_version_that_exists_goes_once_it_is_old(weights):
     put(weights, v(0))
     put(weights, v(1))
@@ -277,6 +287,7 @@ def test_a_local_writer_s_temporary_file_goes_once_it_is_old(tmp_path):
     assert not old.exists() and young.exists() and whole(weights, v(0))
 
 
+@quick
 def test_files_go_when_no_version_refers_to_them_and_nobody_publishes(weights, script):
     put(weights, v(0), files={"config.json": b"shared", "old.json": b"old"})
     put(weights, v(1), files={"config.json": b"shared", "new.json": b"new"})
@@ -295,6 +306,7 @@ def test_files_go_when_no_version_refers_to_them_and_nobody_publishes(weights, s
     assert weights.verify().sound and len(weights.objects.list("files")) == 2
 
 
+@quick
 def test_a_file_that_a_publisher_takes_for_its_own_at_that_moment_stays(weights, script):
     put(weights, v(0), files={"config.json": b"config"})
     put(weights, v(1))
@@ -338,6 +350,7 @@ def test_the_time_is_asked_of_the_store_and_nothing_of_the_question_stays(place,
     assert weights.objects.list("clock") == []
 
 
+@quick
 def test_a_version_whose_commit_is_damaged_stays_with_its_data_and_is_named(weights):
     put(weights, v(0))
     put(weights, v(1))
@@ -349,6 +362,7 @@ def test_a_version_whose_commit_is_damaged_stays_with_its_data_and_is_named(weig
     assert data_versions(weights) == {"v0-00000000", "v0-00000001"}
 
 
+@quick
 def test_a_version_of_a_later_format_stops_the_collection_before_anything_goes(weights):
     for step in range(3):
         put(weights, v(step))
@@ -358,6 +372,7 @@ def test_a_version_of_a_later_format_stops_the_collection_before_anything_goes(w
     assert len(weights.versions()) == 3
 
 
+@quick
 @pytest.mark.parametrize("record", ["tags/best.json", "leases/0-0-x.json", "retired/0-0.json"])
 def test_a_damaged_record_stops_the_collection_since_what_it_keeps_is_unknown(weights, record):
     put(weights, v(0))
@@ -368,6 +383,7 @@ def test_a_damaged_record_stops_the_collection_since_what_it_keeps_is_unknown(we
     assert len(weights.versions()) == 2
 
 
+@quick
 def test_an_empty_store_and_a_wrong_grace_period(weights):
     assert collect(weights).kept == {}
     with pytest.raises(ValueError, match="grace_s"):
