@@ -71,7 +71,7 @@ class CheckpointStore:
             if _DOCUMENT_NAME.fullmatch(name) is None:
                 raise ValueError(f"document name {name!r} isn't letters, digits, '_', '.' and '-'")
         texts = {name: json.dumps(document, allow_nan=False, separators=(",", ":")).encode() for name, document in documents.items()}
-        self._versioned.put(version, pack(arrays), parent=None, metadata={}, documents=texts)
+        self._versioned.put(version, pack(arrays, copy=False), documents=texts)
         return version
 
     def load(self, version: Version | None = None) -> Checkpoint:

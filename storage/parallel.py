@@ -6,8 +6,23 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from storage.objects import ObjectStore
+
+_IN_FLIGHT_BYTES = 72 << 20
+"""What the clients of remote stores may hold of values on their way."""
+
+_COPIES = 2
+"""Clients join what they get or send, so for a moment they hold it twice."""
+
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+def in_flight(store: ObjectStore, chunk_bytes: int) -> int:
+    """How many chunks are best read or written at once: as many as pay off on `store`, but bounded in memory. Files take none."""
+    if "://" not in store.url:
+        return store.parallel
+    return max(1, min(store.parallel, _IN_FLIGHT_BYTES // (_COPIES * max(chunk_bytes, 1))))
 
 
 def side_by_side(work: Callable[[T], R], jobs: Sequence[T], parallel: int) -> list[R]:

@@ -85,14 +85,20 @@ def _plan(parts: Iterable[Part], readers: Mapping[str, ArrayReader]) -> Iterator
         for chunk, piece in _pieces(part, readers[array]):
             by_chunk.setdefault((array, chunk), []).append(piece)
     for (array, chunk), pieces in sorted(by_chunk.items(), key=lambda item: item[0]):
-        pieces.sort(key=lambda piece: piece.inside)
-        run = [pieces[0]]
-        for piece in pieces[1:]:
-            if piece.inside - (run[-1].inside + run[-1].bytes) > readers[array].block_bytes:
-                yield _Read(array, chunk, tuple(run))
-                run = []
-            run.append(piece)
-        yield _Read(array, chunk, tuple(run))
+        left = sorted(pieces, key=lambda piece: piece.inside)
+        while left:  # more than once only if tied tensors are cut differently, and the same values wanted twice
+            run, left = _next_run(left, readers[array].block_bytes)
+            yield _Read(array, chunk, tuple(run))
+
+
+def _next_run(pieces: list[_Piece], gap: int) -> tuple[list[_Piece], list[_Piece]]:
+    """Pieces, by place, that are close together and don't overlap; and the rest."""
+    run = pieces[:1]
+    left: list[_Piece] = []
+    for piece in pieces[1:]:
+        end = run[-1].inside + run[-1].bytes
+        (run if end <= piece.inside <= end + gap else left).append(piece)
+    return run, left
 
 
 def _runs(source: Source, reader: ArrayReader) -> Runs:

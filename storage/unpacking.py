@@ -100,6 +100,8 @@ def _selection(name: str, entry: TensorEntry, slices: Mapping[str, Slices]) -> S
 
 def _box_of(target: torch.Tensor, selection: Selection, box: Box) -> torch.Tensor:
     """The part of what a selection is read to that is a box of the whole tensor."""
+    if box == selection.box:
+        return target.view(sizes(box))
     return target.view(sizes(selection.box))[within(box, [start for start, _ in selection.bounds])]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 
 import torch
@@ -15,10 +16,12 @@ from storage.chunks import ArrayReader
 from storage.commit import FORMAT, JSON, Commit, decode, encode
 from storage.errors import ObjectMissing, PublishTooLong, StoreError, VersionMissing, VersionPassed, VersionTaken
 from storage.index import DeltaEntry, TensorEntry
+from storage.leases import Leases
 from storage.lineages import Lineages
 from storage.model_files import check_file_names, put_files, read_object
 from storage.objects import ObjectStore
 from storage.packing import Packed
+from storage.parallel import in_flight
 from storage.refs import Reference, resolve
 from storage.retirement import Retirements
 from storage.selection import Slices
@@ -108,10 +111,23 @@ class VersionedStore:
         """Writes the data, then the commit.
 
         VersionTaken if another one's commit is there, VersionPassed if one of a later version of the lineage is, PublishTooLong:
-        what of ours was written is then deleted.
+        what of ours was written is then deleted. VersionMissing, before anything is written, if the version that `packed` is changes
+        of isn't there.
         """
         check_file_names(files)
         self.check_free(version)
+        with self._held(packed.base, f"publish of {version}"):
+            return self._put(version, packed, parent, metadata, documents, files)
+
+    def _put(
+        self,
+        version: Version,
+        packed: Packed,
+        parent: Version | None,
+        metadata: Mapping[str, JSON],
+        documents: Mapping[str, bytes],
+        files: Mapping[str, bytes],
+    ) -> Commit:
         started = time.time()
         attempt = new_attempt()
         prefix = layout.data_prefix(version, attempt)
@@ -176,7 +192,7 @@ class VersionedStore:
         out: Mapping[str, torch.Tensor] = NO_TENSORS,
     ) -> dict[str, torch.Tensor]:
         """See `Unpacker.read`."""
-        return Unpacker(commit, self.readers(commit), self.store.parallel).read(names, slices, device, out)
+        return Unpacker(commit, self.readers(commit), self._in_flight(commit)).read(names, slices, device, out)
 
     def updated(self, commit: Commit, held: Version, out: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """All tensors of a version: those in `out`, which hold all of version `held`, by its changes where that can be, or else read
@@ -184,13 +200,32 @@ class VersionedStore:
         commits = self.chain(commit, held)
         links = links_of(self.store, commits) if commits[-1].base == held else {}
         if can_update(commit, links, out):
-            return update(commit, links, out, self.store.parallel)
+            return update(commit, links, out, self._in_flight(commit))
         return self.tensors(commit, out=out)
 
     def document(self, commit: Commit, name: str) -> bytes:
         """The bytes of one of a commit's documents; Damaged if they aren't what was written."""
         entry = commit.documents[name]
         return read_object(self.store, f"{layout.data_prefix(commit.version, commit.attempt)}/{entry.key}", entry, commit)
+
+    def _in_flight(self, commit: Commit) -> int:
+        sizes = [*(array.chunk_bytes for array in commit.arrays.values()), *(delta.chunk_bytes for delta in commit.deltas.values())]
+        return in_flight(self.store, max(sizes, default=0))
+
+    @contextmanager
+    def _held(self, base: Version | None, holder: str) -> Iterator[None]:
+        """Keeps a version that another one's data needs from being collected before that one's commit says so."""
+        if base is None:
+            yield
+            return
+        lease = Leases(self.store).take(base, layout.LONGEST_PUBLISH_S, holder)
+        try:
+            yield
+        finally:
+            try:
+                lease.release()
+            except StoreError as error:  # it ends by itself, and the version is as it should be
+                _log.warning("the lease on %s for the %s stays in %s until its time is over: %s", base, holder, self.store.url, error)
 
     def _drop(self, prefix: str) -> None:
         try:

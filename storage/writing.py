@@ -8,10 +8,11 @@ from collections.abc import Mapping
 
 from storage import layout
 from storage.chunks import write_chunk
+from storage.dtypes import ITEMSIZE
 from storage.index import ArrayEntry, ObjectEntry
 from storage.objects import ObjectStore
 from storage.packing import ArrayValues, chunk_count
-from storage.parallel import side_by_side
+from storage.parallel import in_flight, side_by_side
 from storage.zarr_metadata import metadata_objects
 
 
@@ -25,7 +26,8 @@ def write_arrays(folder: ObjectStore, arrays: Mapping[str, ArrayValues]) -> tupl
     described = tuple((name, array.dtype, array.length, array.chunk) for name, array in arrays.items())
     objects = tuple(put_object(folder, key, data) for key, data in metadata_objects(described).items())
     jobs = [(name, number) for name, array in arrays.items() for number in range(chunk_count(array))]
-    chunks = dict(zip(jobs, side_by_side(lambda job: write_chunk(folder, job[0], arrays[job[0]], job[1]), jobs, folder.parallel), strict=True))
+    parallel = in_flight(folder, max((array.chunk * ITEMSIZE[array.dtype] for array in arrays.values()), default=0))
+    chunks = dict(zip(jobs, side_by_side(lambda job: write_chunk(folder, job[0], arrays[job[0]], job[1]), jobs, parallel), strict=True))
     entries = {
         name: ArrayEntry(array.dtype, array.length, array.chunk, layout.BLOCK_BYTES, tuple(chunks[name, i] for i in range(chunk_count(array))))
         for name, array in arrays.items()

@@ -1,6 +1,6 @@
 """The kinds of store that the same tests run on: a folder, fsspec's memory, and S3 as moto acts it.
 
-With `--stores=real`, S3 is SeaweedFS, and GCS (fake-gcs-server) is a fourth kind.
+With `--stores=real` they run on real servers instead, SeaweedFS for S3 and fake-gcs-server for GCS, and tests without a server don't.
 """
 
 from __future__ import annotations
@@ -19,13 +19,21 @@ from tests.storage import servers
 
 Place = tuple[str, dict[str, Any]]
 
-KINDS = {"quick": ["local", "memory", "s3"], "real": ["local", "memory", "s3", "gcs"]}
+KINDS = {"quick": ["local", "memory", "s3"], "real": ["s3", "gcs"]}
+SERVED = {"place", "proxied", "s3", "gcs"}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     chosen = any("place" in marker.args[0] for marker in metafunc.definition.iter_markers("parametrize"))
     if "place" in metafunc.fixturenames and not chosen:
         metafunc.parametrize("place", KINDS[metafunc.config.getoption("--stores")], indirect=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--stores") == "real":
+        served = [item for item in items if SERVED & set(getattr(item, "fixturenames", ()))]
+        config.hook.pytest_deselected(items=[item for item in items if item not in served])
+        items[:] = served
 
 
 @pytest.fixture(scope="session")

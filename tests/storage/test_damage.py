@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
 from functools import partial
 
 import pytest
@@ -50,6 +51,23 @@ def test_a_kill_at_every_write_leaves_the_previous_version_and_the_next_publish_
     chunks = sum(len(array.chunks) for array in weights.commit(V1).arrays.values())
     assert writes == 3 + chunks + 1, "the group's and both arrays' metadata, every chunk, the commit"
     assert torch.equal(weights.pull()["first"], torch.full((500,), 2.0))
+
+
+def test_a_kill_at_every_write_of_a_publish_in_the_foreground_leaves_the_previous_version(weights, dying, killed):
+    files = {"config.json": b"{}", "tokenizer.json": b"tokens"}
+    writes = 0
+    while True:
+        try:
+            WeightStore.over(dying(writes)).publish(state_of(2.0), step=1, files=files, background=False)
+        except killed:
+            assert weights.newest() == V0
+            assert torch.equal(weights.pull()["first"], torch.full((500,), 1.0))
+            writes += 1
+        else:
+            break
+    chunks = sum(len(array.chunks) for array in weights.commit(V1).arrays.values())
+    assert writes == 3 + chunks + 2, "metadata, chunks, the first file, and the second or the commit: a file that is there isn't put again"
+    assert {name: weights.file(V1, name) for name in files} == files
 
 
 def test_a_flipped_bit_in_a_chunk_is_found_and_named_wherever_it_is(weights, objects):
@@ -159,6 +177,17 @@ def test_a_later_format_and_an_unknown_feature_are_refused_as_such(weights, obje
         weights.pull()
 
 
+SHARD = {"start": [0], "shape": [500], "array": "float32", "offset": 0}
+NO_TENSOR = {"dtype": "float32", "shape": [0], "array": None, "offset": 0, "numel": 0}
+FILE = {"key": "files/" + "0" * 64, "bytes": 1, "sha256": "0" * 64}
+
+
+def shard(commit, boxes, array="float32") -> None:
+    """Says of `first`, 500 values from value 0 of 1400, that it is in shards."""
+    shards = [{"start": start, "shape": shape, "array": array, "offset": offset} for start, shape, offset in boxes]
+    commit["tensors"]["first"].update(array=None, offset=0, shards=shards)
+
+
 HOSTILE = {
     "offset past the end": lambda c: c["tensors"]["first"].update(offset=10**6),
     "negative offset": lambda c: c["tensors"]["first"].update(offset=-4),
@@ -190,6 +219,27 @@ HOSTILE = {
     "attempt outside": lambda c: c.update(attempt="../../../../tmp"),
     "object outside": lambda c: c["objects"][0].update(key="../../zarr.json"),
     "document outside": lambda c: c.update(documents={"d": {"key": "documents/../../x", "bytes": 1, "sha256": "0"}}),
+    "shards outside": lambda c: shard(c, [([0], [400], 0), ([400], [101], 400)]),
+    "shards before": lambda c: shard(c, [([-1], [501], 0)]),
+    "shards with a gap": lambda c: shard(c, [([0], [200], 0), ([201], [299], 200)]),
+    "shards over each other": lambda c: shard(c, [([0], [300], 0), ([200], [300], 300)]),
+    "a gap and an overlap in shards": lambda c: shard(c, [([0], [250], 0), ([0], [250], 250)]),
+    "shards of the same values": lambda c: shard(c, [([0], [250], 0), ([250], [250], 0)]),
+    "shards of another tensor's values": lambda c: shard(c, [([0], [250], 0), ([250], [250], 600)]),
+    "shards past the array": lambda c: shard(c, [([0], [250], 0), ([250], [250], 1399)]),
+    "empty shards": lambda c: shard(c, [([0], [500], 0), ([500], [0], 0)]),
+    "shards of other dimensions": lambda c: shard(c, [([0, 0], [500, 1], 0)]),
+    "shards in an array of another type": lambda c: shard(c, [([0], [500], 0)], "bfloat16"),
+    "shards in no array": lambda c: shard(c, [([0], [500], 0)], "../x"),
+    "shards and an array": lambda c: c["tensors"]["first"].update(shards=[SHARD]),
+    "shards and an alias": lambda c: c["tensors"]["first"].update(shards=[SHARD], array=None, alias_of="zeros"),
+    "shards of nothing": lambda c: c["tensors"].update(none={**NO_TENSOR, "shards": [{**SHARD, "start": [0], "shape": [0]}]}),
+    "file outside": lambda c: c.update(files={"config.json": {**FILE, "key": "../../etc/passwd"}}),
+    "file of another key": lambda c: c.update(files={"config.json": {**FILE, "key": "files/" + "1" * 64}}),
+    "file name outside": lambda c: c.update(files={"../config.json": FILE}),
+    "file name in a folder": lambda c: c.update(files={"a/config.json": FILE}),
+    "file without a digest": lambda c: c.update(files={"config.json": {**FILE, "sha256": "x", "key": "files/x"}}),
+    "file of negative size": lambda c: c.update(files={"config.json": {**FILE, "bytes": -1}}),
     "no base": lambda c: c.pop("base") and None,
     "no tensors": lambda c: c.pop("tensors") and None,
     "version": lambda c: c.update(version={"lineage": -1, "step": 0}),
@@ -203,6 +253,44 @@ def test_an_index_that_cannot_be_true_is_refused(weights, objects, hostile):
     rewrite(objects, HOSTILE[hostile])
     with pytest.raises(Damaged, match="is refused"):
         weights.pull()
+
+
+@pytest.mark.parametrize("place", ["memory"], indirect=True)
+def test_shards_that_can_be_true_are_read(weights, objects):
+    rewrite(objects, lambda commit: shard(commit, [([300], [200], 300), ([0], [300], 0)]))
+    assert torch.equal(weights.pull()["first"], torch.full((500,), 1.0))
+
+
+@pytest.mark.parametrize("place", ["memory"], indirect=True)
+def test_what_is_checked_grows_with_the_entries_and_not_with_their_square(weights, objects):
+    def count(entries: int) -> int:
+        def fill(commit):
+            length = 2 * entries
+            commit["arrays"]["float32"].update(length=length, chunk=1)
+            template = commit["arrays"]["float32"]["chunks"][0]
+            commit["arrays"]["float32"]["chunks"] = [{**template, "key": f"float32/c/{i}", "bytes": 8} for i in range(length)]
+            whole = {"dtype": "float32", "shape": [entries], "array": None, "offset": 0, "numel": entries}
+            whole["shards"] = [{"start": [i], "shape": [1], "array": "float32", "offset": i} for i in range(entries)]
+            one = {"dtype": "float32", "shape": [1], "array": "float32", "numel": 1}
+            commit["tensors"] = {"whole": whole} | {f"t{i}": {**one, "offset": entries + i} for i in range(entries)}
+
+        good = objects.read(layout.commit_path(V0))
+        rewrite(objects, fill)
+        calls = 0
+
+        def called(frame, event, argument) -> None:
+            nonlocal calls
+            calls += event == "call"
+
+        sys.setprofile(called)
+        try:
+            assert len(weights.commit(V0).tensors) == entries + 1
+        finally:
+            sys.setprofile(None)
+        objects.write(layout.commit_path(V0), good)
+        return calls
+
+    assert count(4000) < 4.5 * count(1000)
 
 
 @pytest.mark.parametrize("place", ["memory"], indirect=True)
@@ -227,6 +315,28 @@ def test_a_true_looking_index_of_huge_arrays_takes_no_memory_before_a_chunk_is_v
     with pytest.raises(Damaged, match="another size") as caught:
         weights.pull()
     assert caught.value.tensor == "huge"
+
+
+@pytest.mark.parametrize("place", ["memory"], indirect=True)
+def test_an_index_of_huge_shards_takes_no_memory_before_the_store_was_seen_to_hold_them(weights, objects):
+    def inflate(commit):
+        chunks = 1 << 10
+        array = commit["arrays"]["float32"]
+        array.update(chunk=1 << 22, length=chunks << 22)  # 16 GiB in chunks of 16 MiB, of which the first is there
+        template = array["chunks"][0]
+        array["chunks"] = [{**template, "key": f"float32/c/{i}", "bytes": (16 << 20) + 4} for i in range(chunks)]
+        half = chunks << 21
+        shards = [{"start": [at], "shape": [half], "array": "float32", "offset": at} for at in (0, half)]
+        commit["tensors"] = {"huge": {"dtype": "float32", "shape": [2 * half], "array": None, "offset": 0, "numel": 2 * half, "shards": shards}}
+
+    objects.write(f"{layout.data_prefix(V0, weights.commit(V0).attempt)}/float32/c/0", bytes((16 << 20) + 4))
+    rewrite(objects, inflate)
+    made = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty", lambda *args, **more: made.append(args))
+        with pytest.raises(Damaged, match="float32/c/1 has another size") as caught:
+            weights.pull()
+    assert (caught.value.tensor, made) == ("huge", [])
 
 
 def test_a_damaged_lineage_record_is_an_error(weights, objects):

@@ -1,23 +1,41 @@
 from __future__ import annotations
 
+import hashlib
+import os
 import pickle
+import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import zarr
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from storage import layout
 from storage.dtypes import TORCH_OF
-from storage.errors import TensorMismatch, UnknownTensor, UnsupportedTensor, VersionMissing, VersionTaken
-from storage.packing import byte_view, pack
+from storage.errors import (
+    Damaged,
+    ForkedStore,
+    PublishTooLong,
+    StoreUnreachable,
+    TensorMismatch,
+    UnknownFile,
+    UnknownTensor,
+    UnsafePath,
+    UnsupportedTensor,
+    VersionMissing,
+    VersionPassed,
+    VersionTaken,
+)  # fmt: skip
+from storage.packing import pack
 from storage.version import Version
+from storage.versions import VersionedStore
 from storage.weights import WeightStore
+from tests.storage.tensors import of_bits, same
 
 V0 = Version(0, 0)
 
@@ -25,24 +43,6 @@ V0 = Version(0, 0)
 @pytest.fixture
 def weights(place):
     return WeightStore(*place)
-
-
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal in type, shape and every bit."""
-    if (a.dtype, a.shape) != (b.dtype, b.shape):
-        return False
-    return np.array_equal(byte_view(a.clone()), byte_view(b.clone(memory_format=torch.contiguous_format)))
-
-
-def of_bits(dtype: torch.dtype, *shape: int, seed: int = 0) -> torch.Tensor:
-    """A tensor of random bits, NaNs and infinities included; for bool, of true and false."""
-    generator = np.random.default_rng(seed)
-    if dtype is torch.bool:
-        return torch.from_numpy(generator.integers(0, 2, shape).astype(bool)).reshape(shape)
-    size = int(np.prod(shape)) * dtype.itemsize
-    if not size:
-        return torch.empty(shape, dtype=dtype)
-    return torch.from_numpy(generator.integers(0, 256, size, dtype=np.uint8)).view(dtype).reshape(shape)
 
 
 def test_every_type_and_shape_comes_back_bit_for_bit(weights):
@@ -251,6 +251,161 @@ def test_a_commit_whose_reply_was_lost_is_still_ours(weights, monkeypatch):
     assert torch.equal(weights.pull()["w"], torch.ones(3))
 
 
+def test_a_publish_in_the_foreground_copies_nothing_and_returns_once_the_version_exists(weights, monkeypatch):
+    monkeypatch.setattr("storage.packing.TensorValues.snapshot", None)
+    base = torch.randn(300, 20)
+    state = {"plain": base, "turned": base.t(), "tied": base, "half": base[::2].bfloat16()}
+    publication = weights.publish(state, step=3, background=False)
+    assert publication.done() and publication.result(0) == Version(0, 3)
+    pulled = weights.pull()
+    assert all(same(pulled[name], tensor) for name, tensor in state.items())
+    with pytest.raises(VersionTaken):
+        weights.publish(state, step=3, background=False)
+
+
+def test_a_publish_in_the_foreground_comes_after_those_in_the_background(weights, monkeypatch):
+    order = []
+    put = VersionedStore.put
+    monkeypatch.setattr(
+        VersionedStore, "put", lambda self, version, *args, **more: (order.append(version.step), put(self, version, *args, **more))[1]
+    )
+    behind = [weights.publish({"w": torch.ones(100)}, step=step) for step in range(4)]
+    weights.publish({"w": torch.ones(100)}, step=4, background=False)
+    assert order == [0, 1, 2, 3, 4]
+    assert all(publication.done() for publication in behind)
+
+
+def test_a_step_is_of_the_newest_lineage(weights):
+    assert weights.publish({}, step=5).version == Version(0, 5)
+    weights.publish({}, step=6, background=False)
+    assert weights.open_lineage(Version(0, 5)) == 1
+    assert weights.publish({}, step=6).result(60) == Version(1, 6)
+    assert weights.publish({}, version=Version(0, 7)).result(60) == Version(0, 7)
+    assert weights.publish({}, step=7).version == Version(1, 7)
+
+
+@pytest.mark.parametrize("named", [{}, {"step": 0, "version": V0}])
+def test_a_version_that_is_named_in_no_way_or_two_is_refused(tmp_path, named):
+    with pytest.raises(ValueError, match="give one of them"):
+        WeightStore(str(tmp_path)).publish({}, **named)
+
+
+def test_a_version_before_the_newest_of_its_lineage_is_refused_before_anything_is_written(weights):
+    weights.publish({"w": torch.ones(2)}, step=5, background=False)
+    before = weights.objects.list()
+    with pytest.raises(VersionPassed, match=r"0-4 can't be published .* 0-5") as caught:
+        weights.publish({"w": torch.ones(2)}, step=4).result(60)
+    assert (caught.value.version, caught.value.newest) == (Version(0, 4), Version(0, 5))
+    with pytest.raises(VersionTaken):
+        weights.publish({"w": torch.ones(2)}, step=5).result(60)
+    assert weights.objects.list() == before
+    assert isinstance(pickle.loads(pickle.dumps(caught.value)), VersionPassed)  # noqa: S301
+
+
+def test_a_publish_that_took_too_long_gives_up_before_its_commit_and_leaves_nothing(weights, monkeypatch):
+    now = iter([1000.0, 1001.0, 1000.0 + layout.LONGEST_PUBLISH_S + 1])
+    monkeypatch.setattr("storage.versions.time", SimpleNamespace(time=lambda: next(now)))
+    with pytest.raises(PublishTooLong, match=r"took 6\.0 hours"):
+        weights.publish({"w": torch.ones(2)}, step=0, background=False)
+    monkeypatch.undo()
+    assert weights.versions() == []
+    assert weights.objects.list() == []
+
+
+def test_what_a_failed_publish_has_written_is_deleted(weights, monkeypatch):
+    kind = type(weights.objects)
+    write = kind.write
+
+    def full(self, path, data):
+        if path.endswith("c/0"):
+            raise StoreUnreachable("no space")
+        write(self, path, data)
+
+    monkeypatch.setattr(kind, "write", full)
+    with pytest.raises(StoreUnreachable, match="no space"):
+        weights.publish({"w": torch.ones(2)}, step=0).result(60)
+    assert weights.objects.list() == []
+
+
+def test_files_of_the_model_s_folder_come_back_and_equal_ones_are_stored_once(weights):
+    files = {"config.json": b'{"a": 1}', "tokenizer.json": b"tokens", "copy.json": b"tokens"}
+    weights.publish({"w": torch.ones(2)}, step=0, files=files, background=False)
+    weights.publish({"w": torch.ones(2)}, step=1, files={**files, "config.json": b'{"a": 2}'}, background=False)
+    assert {name: weights.file(Version(0, 0), name) for name in files} == files
+    assert weights.file(None, "config.json") == b'{"a": 2}'
+    stored = weights.objects.list(layout.FILES)
+    assert stored == sorted(layout.file_key(hashlib.sha256(data).hexdigest()) for data in (*set(files.values()), b'{"a": 2}'))
+    with pytest.raises(UnknownFile, match=r"'vocab\.txt'; it has config\.json, copy\.json"):
+        weights.file(None, "vocab.txt")
+    for bad in (b"", b'{"a": 3}'):
+        weights.objects.write(weights.commit(V0).files["config.json"].key, bad)
+        with pytest.raises(Damaged, match="cut short or changed"):
+            weights.file(V0, "config.json")
+    weights.objects.delete(weights.commit(V0).files["config.json"].key)
+    with pytest.raises(Damaged, match="is missing"):
+        weights.file(V0, "config.json")
+
+
+@pytest.mark.parametrize("name", ["../config.json", "a/b.json", "", "/etc/passwd", "x\0"])
+def test_a_file_s_name_that_is_not_plain_is_refused_before_anything_is_written(tmp_path, name):
+    with pytest.raises(UnsafePath):
+        WeightStore(str(tmp_path)).publish({}, step=0, files={name: b""}, background=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_there_is_left_and_an_old_one_put_again_before_a_collector_takes_it(weights, monkeypatch):
+    written = []
+    kind = type(weights.objects)
+    write = kind.write
+    monkeypatch.setattr(kind, "write", lambda self, path, data: (written.append(path), write(self, path, data))[1])
+    weights.publish({}, step=0, files={"config.json": b"{}"}, background=False)
+    weights.publish({}, step=1, files={"config.json": b"{}"}, background=False)
+    assert sum(path.startswith("files/") for path in written) == 1
+    monkeypatch.setattr("storage.model_files._FRESH_S", -60.0)
+    weights.publish({}, step=2, files={"config.json": b"{}"}, background=False)
+    assert sum(path.startswith("files/") for path in written) == 2
+
+
+def test_new_tensors_are_made_on_the_device_that_is_asked_for(weights):
+    state = {"w": torch.randn(3, 4), "none": torch.zeros(0)}
+    weights.publish(state, step=0, background=False)
+    assert all(tensor.is_meta for tensor in weights.pull(device="meta").values())
+    with pytest.raises(TensorMismatch, match="on meta"):
+        weights.pull(out={"w": torch.zeros(3, 4, device="meta")})
+
+
+def test_after_a_fork_every_call_says_so_and_none_hangs(tmp_path):
+    weights = WeightStore(str(tmp_path))
+    weights.publish({"w": torch.ones(2)}, step=0).result(60)
+    gate = threading.Event()
+    weights._publisher._pool.submit(gate.wait)
+    waiting = weights.publish({"w": torch.ones(2)}, step=1)
+
+    def calls() -> Iterator[Callable[[], object]]:
+        yield lambda: weights.publish({"w": torch.ones(2)}, step=2)
+        yield lambda: weights.publish({"w": torch.ones(2)}, version=Version(0, 2), background=False)
+        yield lambda: waiting.result(5)
+        yield weights.pull
+        yield weights.newest
+        yield lambda: weights.publish_part({}, version=Version(0, 2), attempt="0" * 32, rank=0, ranks=1)
+        yield lambda: weights.commit_parts(Version(0, 2), "0" * 32, 1)
+
+    child = os.fork()
+    if child == 0:
+        told = 0
+        try:
+            for call in calls():
+                try:
+                    call()
+                except ForkedStore:
+                    told += 1
+        finally:
+            os._exit(told)
+    gate.set()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert waiting.result(60) == Version(0, 1)
+
+
 def publish(weights: WeightStore, *versions: Version) -> None:
     for version in versions:
         weights.publish({"w": torch.full((2,), float(version.step))}, version=version).result(60)
@@ -317,37 +472,3 @@ def test_objects_that_are_no_commits_are_not_versions(weights):
     for name in ("commits/0-7.json", "commits/readme.txt", "commits/0-00000009.json.bak", "commits/x/0-00000008.json"):
         weights._versioned.store.write(name, b"{}")
     assert weights.versions() == [V0]
-
-
-@st.composite
-def states(draw):
-    """Random names, types, shapes, strides and sharing."""
-    state = {}
-    for i in range(draw(st.integers(0, 6))):
-        name = draw(st.text(min_size=1, max_size=8)) + str(i)
-        if state and draw(st.integers(0, 4)) == 0:
-            state[name] = draw(st.sampled_from(list(state.values())))
-            continue
-        shape = draw(st.lists(st.integers(0, 7), max_size=4))
-        tensor = of_bits(TORCH_OF[draw(st.sampled_from(sorted(TORCH_OF)))], *shape, seed=draw(st.integers(0, 9)))
-        if tensor.ndim > 1 and draw(st.booleans()):
-            tensor = tensor.transpose(0, -1)
-        if tensor.ndim and draw(st.booleans()):
-            tensor = tensor[:: draw(st.integers(1, 3))]
-        state[name] = tensor
-    return state
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(state=states(), chunk_bytes=st.sampled_from([16, 100, 1 << 20]), step=st.integers(0, 10**9))
-def test_any_state_comes_back_bit_for_bit_and_as_tied_as_it_was(tmp_path_factory, state, chunk_bytes, step):
-    weights = WeightStore(str(tmp_path_factory.mktemp("state")))
-    weights._versioned.put(Version(0, step), pack(state, chunk_bytes), parent=None, metadata={}, documents={})
-    pulled = weights.pull()
-    assert list(pulled) == list(state)
-    for name, tensor in state.items():
-        assert same(pulled[name], tensor)
-        assert same(weights.pull(names=[name])[name], tensor)
-        for other in state:
-            if tensor is state[other] and tensor.numel():
-                assert pulled[name] is pulled[other]
