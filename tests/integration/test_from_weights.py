@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,6 +50,7 @@ def test_an_evaluation_measures_that_version_and_trains_nothing(place: Any, sour
     assert (place.run("measured") / "report.html").is_file() and place.metrics("measured", "step") == []
 
 
+@pytest.mark.slow
 def test_a_training_starts_from_a_tagged_version_and_goes_on_after_it_is_gone(place: Any, source: SimpleNamespace) -> None:
     source.store.tag("best", Version(0, 1))
     settings = (f"policy={{model: '{source.url}@best'}}", "warm_up.steps=0", "train.checkpoint_every=1", *EVALUATION)
@@ -70,9 +72,11 @@ def test_a_training_starts_from_a_tagged_version_and_goes_on_after_it_is_gone(pl
         ("/none", "can't be listed as a folder"),
     ],
 )
-def test_a_model_that_is_not_there_is_one_line_of_the_check(place: Any, source: SimpleNamespace, ref: str, says: str) -> None:
+def test_a_model_that_is_not_there_is_one_line_of_the_check(place: Any, tmp_path: Path, ref: str, says: str) -> None:
+    store = WeightStore(str(tmp_path))
+    store.publish({"w": torch.ones(2)}, version=Version(0, 0)).result()
     with pytest.raises(ConfigError) as refused:
-        check_inputs(load(place.config, [f"policy={{model: '{source.url}{ref}'}}"]))
+        check_inputs(load(place.config, [f"policy={{model: '{store.url}{ref}'}}"]))
     (line,) = str(refused.value).splitlines()
     assert line.startswith("policy.model: ") and says in line
 
