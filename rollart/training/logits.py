@@ -71,7 +71,9 @@ class _Chunked(torch.autograd.Function):
             slope = slope.to(hidden.dtype)
             if to_hidden is not None:
                 to_hidden[part] = slope @ weight
-            if to_weight is not None:
+            if to_weight is not None and to_weight.dtype == slope.dtype:
+                to_weight.addmm_(slope.T, hidden[part])  # in place: the product alone would be as large as the weight
+            elif to_weight is not None:
                 to_weight += slope.T @ hidden[part]
         return (
             to_hidden, None if to_weight is None else to_weight.to(weight.dtype), None if to_bias is None else to_bias.to(bias.dtype),

@@ -171,7 +171,7 @@ class BatchSettings(_Settings):
         default=8192, gt=0, description="tokens of one forward and backward pass, padding included; a longer sequence runs alone"
     )
     packing: bool = Field(
-        default=False, description="lay sequences one after the other instead of padding them to one length; families that can't are padded"
+        default=True, description="lay sequences one after the other instead of padding them to one length; families that can't are padded"
     )
     minibatches: int = Field(default=1, gt=0, description="optimiser steps that one batch is split into")
     denominator: Denominator = Field(default="token", description="what counts the same: every trained token, or every trajectory")

@@ -78,10 +78,14 @@ def test_the_gradient_of_a_step_equals_the_policy_gradient_worked_out_sequence_b
 
 
 @pytest.mark.parametrize("mask", [None, {"level": "token", "low": 1e-9, "high": 1e9}, {"level": "geometric", "by": "divergence", "high": 1e9}])
+@pytest.mark.parametrize("packing", [False, True])
 @pytest.mark.parametrize("loss", get_args(LossName))
-def test_no_gradient_reaches_the_logits_of_prompt_and_environment_tokens(llama: Path, make_trajectories, loss: str, mask: dict | None) -> None:
+def test_no_gradient_reaches_the_logits_of_prompt_and_environment_tokens(
+    llama: Path, make_trajectories, loss: str, mask: dict | None, packing: bool
+) -> None:
     estimator = {"ppo_clip": "k1", "gspo": "k2"}.get(loss, "k3")
-    learner = Learner(llama, _settings(loss={"name": loss, "entropy": 0.01, "kl": 0.1, "kl_estimator": estimator, "mask": mask}))
+    options = {"name": loss, "entropy": 0.01, "kl": 0.1, "kl_estimator": estimator, "mask": mask}
+    learner = Learner(llama, _settings(loss=options, batch={"packing": packing}))
     learner.policy._split = False  # the whole forward, so that every position has logits whose gradient can be looked at
     batch = _batch(make_trajectories())
     seen: list[Tensor] = []
@@ -92,12 +96,16 @@ def test_no_gradient_reaches_the_logits_of_prompt_and_environment_tokens(llama: 
             seen.append(output)
 
     learner.policy.model.get_output_embeddings().register_forward_hook(keep)  # type: ignore[operator]
-    _gradient(learner, _cut(learner, batch, 10_000))
+    micros = micro_batches(batch.sequences, BatchSettings(), packed=packing)
+    _gradient(learner, [m.to(learner.policy.device, learner.policy.compute_dtype) for m in micros])
     (logits,) = seen
     assert logits.grad is not None
+    assert (len(logits) == 1) is packing
     trained = torch.zeros(logits.shape[:2], dtype=torch.bool)
-    for row, s in enumerate(sorted(batch.sequences, key=lambda s: s.inputs)):
-        trained[row, s.positions - 1] = True
+    starts = torch.tensor([0, *(batch.sequences[i].inputs for i in micros[0].members)]).cumsum(0).tolist()
+    for row, member in enumerate(micros[0].members):
+        places = batch.sequences[member].positions - 1
+        trained[0 if packing else row, places + starts[row] if packing else places] = True
     assert bool((logits.grad[~trained] == 0).all()) and bool((~trained).any())
     assert bool((logits.grad[trained].abs().sum(-1) > 0).all())
 
@@ -237,7 +245,7 @@ def test_later_minibatches_are_clipped_around_the_policy_at_the_start_of_the_ste
 
 
 def test_metrics_tell_drift_weights_and_effective_sample_size_by_staleness(llama: Path, make_trajectories) -> None:
-    learner = Learner(llama, _settings())
+    learner = Learner(llama, _settings(batch={"packing": False}))
     learner.step = 2
     trajectories = make_trajectories((2,))
     micros = learner.cut(_batch(trajectories, 2).sequences)
