@@ -108,6 +108,7 @@ def test_four_host_processes_at_once_take_one_copy_from_the_store(weights, state
     assert {answer["sha256"] for answer in answers} == {digest}
     assert [answer["read"] for answer in answers] == [0] * 4
     assert sum(answer["served"] for answer in answers) == size
+    assert max(answer["served"] for answer in answers) < size, "no host is the owner of everything"
     assert [answer["peers"] for answer in answers] == [size] * 4
 
 
@@ -312,7 +313,7 @@ def test_a_connection_that_the_server_ended_meanwhile_is_no_failure(weights, ser
     assert (peers.left_out, store.bytes_read) == (set(), 0)
 
 
-def test_closing_ends_connections_and_threads_and_frees_port_and_memory(weights):
+def test_closing_ends_connections_and_threads_and_frees_port_and_memory(weights, caplog):
     before = set(threading.enumerate())
     server = ChunkServer(ChunkCache(weights.objects), TOKEN, "127.0.0.1")
     other = ChunkServer(ChunkCache(weights.objects), TOKEN, "127.0.0.1")
@@ -324,6 +325,7 @@ def test_closing_ends_connections_and_threads_and_frees_port_and_memory(weights)
         assert one.cache.kept_bytes == 0
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", urlsplit(one.url).port), 5)
+    assert "has not ended" not in caplog.text, "open connections were ended, not waited for"
     for thread in set(threading.enumerate()) - before:
         thread.join(20)
     assert set(threading.enumerate()) <= before
