@@ -15,7 +15,9 @@ from storage.commit import JSON, Commit
 from storage.errors import Damaged
 from storage.objects import ObjectStore
 from storage.packing import pack
+from storage.refs import Reference
 from storage.retention import Retention
+from storage.verification import Progress, Verification, verify
 from storage.version import Version
 from storage.versions import VersionedStore
 
@@ -74,8 +76,8 @@ class CheckpointStore:
         self._versioned.put(version, pack(arrays, copy=False), documents=texts)
         return version
 
-    def load(self, version: Version | None = None) -> Checkpoint:
-        """The checkpoint of `version` (default: `newest()`), every byte checked.
+    def load(self, version: Reference | None = None) -> Checkpoint:
+        """The checkpoint of `version`, which may be spelled (`0-42`, `newest`; default: `newest()`), every byte checked.
 
         VersionMissing, UnknownFormat, or Damaged, which names the object that is cut short, changed or missing.
         """
@@ -106,6 +108,10 @@ class CheckpointStore:
     def gc(self, retention: Retention, *, grace_s: float, now: float | None = None, dry_run: bool = False) -> Collection:
         """Removes the checkpoints that `retention` doesn't keep; see `WeightStore.gc`."""
         return collect(self._versioned.store, retention, grace_s=grace_s, now=now, dry_run=dry_run)
+
+    def verify(self, version: Reference | None = None, *, progress: Progress | None = None) -> Verification:
+        """Reads all that one checkpoint (default: every one) consists of and checks every byte; see `WeightStore.verify`."""
+        return verify(self._versioned.store, None if version is None else [self.commit(self._versioned.resolve(version)).version], progress)
 
     def _document(self, commit: Commit, name: str) -> JSON:
         data = self._versioned.document(commit, name)

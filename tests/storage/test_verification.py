@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from storage import layout
+from storage.checkpoints import CheckpointStore
 from storage.commit import sealed
 from storage.errors import UnknownTag, VersionMissing
 from storage.packing import pack
@@ -194,3 +195,15 @@ def test_verifying_holds_a_few_chunks_and_not_the_state(place, monkeypatch):
     monkeypatch.setattr(type(weights.objects), "read_into", counted)
     assert weights.verify().sound
     assert len(asked) >= 64 and max(asked) <= (1 << 16) + 4
+
+
+def test_a_checkpoint_is_verified_with_its_documents(place):
+    checkpoints = CheckpointStore(*place)
+    checkpoints.save(1, 0, arrays={"x": torch.ones(5)}, documents={"ledger": [1, 2]})
+    assert checkpoints.verify().sound and checkpoints.verify("newest").versions == (V1,)
+    objects = checkpoints._versioned.store
+    (path,) = [path for path in objects.list() if path.endswith("documents/ledger.json")]
+    objects.write(path, b"[1,3]")
+    assert checkpoints.verify("0-1").damages == (Damage(path, "has changed bytes", V1),)
+    with pytest.raises(VersionMissing):
+        checkpoints.verify("0-2")
