@@ -20,6 +20,9 @@ from typing import Any
 
 import fsspec
 
+# Else plain gcsfs asks each bucket over gRPC whether it is zonal, and waits a minute for a server that has no gRPC.
+os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+
 START_S = 60.0
 """How long a server may take to answer; it takes three seconds on an idle machine."""
 INSTALL = "`make stores` installs it, or: pip install --constraint requirements.lock --editable '.[stores]'"
