@@ -55,10 +55,10 @@ class _Stream:
 def as_changes(new: Packed, base: Base) -> Packed | None:
     """`new` as changes of `base`, whose values are of before and stay as they are; None if it has to be, or had better be, written in full.
 
-    It has to be if it isn't laid out like the base: the same names, types, shapes and ties in the same order.
+    It has to be if it isn't laid out like the base: the same names, types, shapes and ties, and values in the same order.
     """
     old = base.packed
-    if not new.arrays or list(new.tensors.items()) != list(old.tensors.items()) or _cuts(new) != _cuts(old):
+    if not new.arrays or new.tensors != old.tensors or _cuts(new) != _cuts(old):
         return None
     room = WORTH * sum(array.length * ITEMSIZE[array.dtype] for array in new.arrays.values())
     streams: dict[str, ArrayValues] = {}
