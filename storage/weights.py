@@ -256,10 +256,10 @@ class WeightStore:
         """Removes what `retention` doesn't keep, and what dead publishers left; what went, and what stays and why.
 
         A version first stops to exist; its data goes in a collection at least `grace_s` seconds later, so give it at least as long
-        as a reader takes, and longer than a collection does. One that reads longer gets Damaged or VersionMissing, never other values. `now` is the time by the store's
-        clock (default: asked for, or with `dry_run`, which writes nothing, this machine's). Several collections may run at once,
-        beside publishers; one that is killed is finished by the next. Damaged or UnknownFormat if a record or a commit hides what it
-        keeps; StoreUnreachable.
+        as a reader takes, and longer than a collection does. One that reads longer gets Damaged or VersionMissing, never other values.
+        `now` is the time by the store's clock (default: asked for, or with `dry_run`, which writes nothing, this machine's). Several
+        collections may run at once, beside publishers; one that is killed is finished by the next. Damaged or UnknownFormat if a
+        record or a commit hides what it keeps; StoreUnreachable.
         """
         return collect(self.objects, retention, grace_s=grace_s, now=now, dry_run=dry_run)
 
