@@ -19,6 +19,7 @@ from rollart.training.advantages.reinforce import RunningBaselines
 from rollart.training.agreement import alarms
 from rollart.training.batch import TrainBatch, TrainSequence, supervised_sequences
 from rollart.training.errors import StateError
+from rollart.training.lora import load_base, merged
 from rollart.training.losses.kl import kl_to_reference
 from rollart.training.losses.mask import MASKED
 from rollart.training.losses.registry import policy_loss
@@ -278,14 +279,15 @@ class Learner:
     # ---- weights and state
 
     def weights(self) -> dict[str, Tensor]:
-        """A copy of the weights by their names in the model's state dict, tied ones once, under their first name."""
+        """A copy of the weights by their names in the model's state dict, tied ones once, under their first name; adapters are added in."""
         with self.lock:
-            return copies(self.policy.model)
+            return copies(self.policy.model) if self.settings.model.lora is None else merged(self.policy.model)
 
     def load_weights(self, weights: Mapping[str, Tensor], step: int = 0) -> None:
-        """Takes over the weights of version `step` and begins there; StateError, before anything changes, if they are another model's."""
+        """Takes over the weights of version `step` and begins there, with adapters that change nothing; StateError, before anything changes,
+        if they are another model's."""
         with self.lock:
-            fill(self.policy.model, weights)
+            (fill if self.settings.model.lora is None else load_base)(self.policy.model, weights)
             self.begin(step=step)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -17,6 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rollart.training.errors import StateError
 from rollart.training.logits import chunked_logprobs, plain_logprobs
+from rollart.training.lora import add_adapters
 from rollart.training.microbatch import MicroBatch
 from rollart.training.packing import ATTENTION, layout_of
 from rollart.training.settings import ModelSettings
@@ -45,6 +46,8 @@ def load_model(folder: str | Path, settings: ModelSettings) -> nn.Module:
             torch.manual_seed(settings.seed)
             model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path, local_files_only=True), dtype=dtype)
     model = model.to(settings.device).eval()
+    if settings.lora is not None:
+        model = add_adapters(model, settings.lora, settings.seed)
     if settings.recompute:
         _recompute(model)
     return model

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 __all__ = [
     "AdvantageName", "AdvantageOverride", "AdvantagePlan", "AdvantageSettings", "AgreementSettings", "BatchSettings", "Decay",
-    "Denominator", "KLEstimator", "LearnerSettings", "LossName", "LossSettings", "MaskSettings", "ModelSettings", "OptimiserSettings",
+    "Denominator", "KLEstimator", "LearnerSettings", "LoraSettings", "LossName", "LossSettings", "MaskSettings", "ModelSettings", "OptimiserSettings",
 ]  # fmt: skip
 
 AdvantageName = Literal["grpo", "rloo", "reinforce", "gae"]
@@ -177,6 +177,14 @@ class BatchSettings(_Settings):
     denominator: Denominator = Field(default="token", description="what counts the same: every trained token, or every trajectory")
 
 
+class LoraSettings(_Settings):
+    """Low-rank adapters that are trained in the weights' place; needs the extra `rollart[lora]`."""
+
+    rank: int = Field(default=16, gt=0, description="rank of each adapter")
+    alpha: float = Field(default=32.0, gt=0, description="scale: what an adapter adds is multiplied by alpha / rank")
+    targets: tuple[str, ...] | None = Field(default=None, description="names of the linear layers that get one; default: all but the output layer")
+
+
 class ModelSettings(_Settings):
     """Precision and place of the policy in the trainer."""
 
@@ -192,6 +200,7 @@ class ModelSettings(_Settings):
     head_rows: int = Field(
         default=1024, gt=0, description="trained tokens whose logits over the vocabulary are in memory at once; more go through in chunks"
     )
+    lora: LoraSettings | None = Field(default=None, description="train adapters instead of the weights; none: the weights themselves")
     device: str = Field(default="cpu", pattern=DEVICE, description="torch device of the trainer, such as cpu or cuda:0")
     threads: int = Field(default=1, gt=0, description="torch threads of the training process")
     seed: int = Field(default=0, ge=0, description="seed of the initial weights where the model's folder holds none")
