@@ -202,6 +202,23 @@ def test_a_crash_at_any_write_leaves_no_folder_that_can_be_loaded(
     assert left > 4 and plain.exists("config.json")
 
 
+def test_what_is_replaced_can_no_longer_be_loaded_from_the_first_deletion_on(store: WeightStore, tmp_path: Path) -> None:
+    published(store, llama(tied=False))
+    export_folder(store, FIRST, str(tmp_path), shard_bytes=4000)
+
+    class Stopped(Exception):
+        pass
+
+    class Stops(ObjectStore):
+        def delete(self, path: str, recursive: bool = False) -> None:
+            super().delete(path, recursive)
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        export_folder(store, FIRST, Stops(str(tmp_path)), force=True)
+    assert not (tmp_path / "config.json").exists() and (tmp_path / "tokenizer.json").exists()
+
+
 def test_without_a_config_the_folder_is_refused_before_anything_is_written(store: WeightStore, tmp_path: Path) -> None:
     store.publish({"w": torch.ones(2)}, version=FIRST).result()
     for files in (None, {"tokenizer.json": b"{}"}):
