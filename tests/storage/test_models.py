@@ -85,5 +85,5 @@ def test_a_version_without_files_has_none_and_is_no_folder(tmp_path: Path) -> No
     store.publish({"w": torch.ones(1)}, version=Version(0, 0)).result()
     model = Model(f"{store.url}@newest")
     assert model.names() == set()
-    with pytest.raises(FolderRefused, match=r"without a config\.json"), model.folder():
+    with pytest.raises(FolderRefused, match=r"no config\.json for version 0-0"), model.folder():
         pass
