@@ -255,6 +255,7 @@ def test_a_publish_in_the_foreground_copies_nothing_and_returns_once_the_version
     monkeypatch.setattr("storage.packing.TensorValues.snapshot", None)
     base = torch.randn(300, 20)
     state = {"plain": base, "turned": base.t(), "tied": base, "half": base[::2].bfloat16()}
+    state |= {"conjugate": torch.tensor([1 + 2j, 3 - 1j]).conj(), "negative": torch.tensor([1 + 2j, 3 - 1j]).conj().imag}
     publication = weights.publish(state, step=3, background=False)
     assert publication.done() and publication.result(0) == Version(0, 3)
     pulled = weights.pull()
