@@ -56,11 +56,13 @@ def seaweedfs() -> Iterator[dict[str, Any]]:
         ]  # fmt: skip
         endpoint = f"http://127.0.0.1:{ports['s3']}"
         options = {"key": KEY, "secret": SECRET, "endpoint_url": endpoint}
-        with _running(command, folder, lambda: _make_s3_bucket(options)):
-            yield options
-        for port in ports.values():  # it makes sockets named after its ports, and a killed one leaves them
-            for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
-                left.unlink()
+        try:
+            with _running(command, folder, lambda: _make_s3_bucket(options)):
+                yield options
+        finally:
+            for port in ports.values():  # it makes sockets named after its ports, and a killed one leaves them
+                for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+                    left.unlink()
 
 
 @contextmanager
@@ -94,6 +96,8 @@ def _make_s3_bucket(options: dict[str, Any]) -> None:
 
 @contextmanager
 def _folder() -> Iterator[Path]:
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # would end this process on the spot, and the folder would stay
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="rollart-server-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
