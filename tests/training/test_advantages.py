@@ -137,10 +137,12 @@ def test_a_running_baseline_is_subtracted_by_task_and_taken_in_once() -> None:
 def test_a_trajectorys_segments_are_one_chain_for_the_value_head() -> None:
     batch = TrainBatch(0, (_sequence("x", 0, 1.0, 1), _sequence("y", 1, 0.5), _sequence("x", 0, 1.0, 2)), 2)
     plan = AdvantagePlan(tasks={"x": AdvantageSettings(name="gae", trace=0.5)})
-    found = finished(batch, plan, RunningBaselines(), lambda chosen: [torch.full((len(s.positions),), 0.5) for s in chosen])
+    values = {1: [0.1], 2: [0.5, 0.6]}  # by the number of tokens
+    found = finished(batch, plan, RunningBaselines(), lambda chosen: [torch.tensor(values[len(s.positions)]) for s in chosen])
     first, other, second = found.sequences
-    assert torch.cat([first.advantages, second.advantages]).tolist() == pytest.approx([0.125, 0.25, 0.5], abs=1e-9)
-    assert second.returns is not None and second.returns.tolist() == pytest.approx([0.75, 1.0], abs=1e-9)
+    # Differences 0.4, 0.1, 0.4, each with half of what follows it.
+    assert torch.cat([first.advantages, second.advantages]).tolist() == pytest.approx([0.55, 0.3, 0.4], abs=1e-6)
+    assert second.returns is not None and second.returns.tolist() == pytest.approx([0.8, 1.0], abs=1e-6)
     assert other.returns is None and other.advantages.tolist() == [0.5, 0.5]
 
 
