@@ -20,8 +20,8 @@ from benchmarks.learning import train
 from rollart.training.learner import Learner
 from rollart.training.settings import BatchSettings, LearnerSettings, OptimiserSettings
 from rollart.types import Segment
-from storage.chains import LONGEST_CHAIN
-from storage.objects import ObjectStore
+from storage.deltas.chains import LONGEST_CHAIN
+from storage.objects.store import ObjectStore
 from storage.version import Version
 from storage.weights import WeightStore
 

@@ -19,7 +19,7 @@ from rollart.training.keeping import Keeping
 from rollart.training.settings import DEVICE, AdvantageOverride, AdvantagePlan, LearnerSettings, OptimiserSettings
 from rollart.types import SamplingTransform
 from rollart.yaml_text import WrongYaml, read_yaml
-from storage.credentials import credential_fields, without_user
+from storage.objects.credentials import credential_fields, without_user
 
 RunIn = Literal["loop", "thread"]
 

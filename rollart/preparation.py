@@ -15,7 +15,7 @@ from rollart.environments import registry
 from rollart.environments.protocol import Scripted, StepResult
 from rollart.rewards import registry as rewards
 from storage.errors import StoreError
-from storage.folders import upload_folder
+from storage.models.folders import upload_folder
 
 
 def check_inputs(config: Config, prepared: bool = False) -> None:
@@ -43,7 +43,7 @@ def check_inputs(config: Config, prepared: bool = False) -> None:
 
 def _problems_of_model(location: str, storage_options: dict[str, Any], max_length: int) -> list[str]:
     """What speaks against starting from the model at `location`: it isn't there or whole, or has no room for `max_length` tokens."""
-    from storage.models import Model
+    from storage.models.model import Model
 
     try:
         model = Model(location, storage_options)
@@ -76,7 +76,7 @@ def prepare_policy_task(policy: PolicySettings, tasks: Sequence[TaskSettings], s
     from rollart.policy import build_policy, load_config, load_tokenizer
 
     if policy.model is not None:
-        from storage.models import Model
+        from storage.models.model import Model
 
         with Model(policy.model, storage_options).folder() as source:
             load_config(source)

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from rollart.config import RESUMABLE, Config, ConfigError, RunSettings, changed_fields, parse
-from storage.objects import ObjectStore
+from storage.objects.store import ObjectStore
 
 CONFIG = "config.yaml"
 ABOUT = "run.json"

@@ -159,7 +159,7 @@ def gc(
     text: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Removes versions that nothing keeps, and what dead publishers left; tags and leases keep, and what a kept version needs stays."""
-    from storage.retention import Retention
+    from storage.keeping.retention import Retention
 
     if keep_last is keep_every is window is None:
         raise ConfigError("say what to keep: --keep-last, --keep-every or --window (the newest version, tags and leases are always kept)")
@@ -202,9 +202,9 @@ def export_model(location: str, folder: str, files_from: str | None, weights_onl
     """Writes a version into FOLDER (a path or URL) as transformers loads it."""
     from pathlib import Path
 
-    from storage.folders import model_files
-    from storage.huggingface import export_folder
-    from storage.objects import ObjectStore
+    from storage.models.folders import model_files
+    from storage.models.huggingface import export_folder
+    from storage.objects.store import ObjectStore
 
     if files_from is not None and weights_only:
         raise ConfigError("--files and --weights-only contradict each other: give one of them")
@@ -230,8 +230,8 @@ def export_model(location: str, folder: str, files_from: str | None, weights_onl
 @clean_errors()
 def import_model(folder: str, url: str, spelled: str | None, name: str | None, **given: Any) -> None:
     """Publishes the Hugging Face model in FOLDER (a path or URL) as the newest version at URL."""
-    from storage.huggingface import import_folder
-    from storage.objects import ObjectStore
+    from storage.models.huggingface import import_folder
+    from storage.objects.store import ObjectStore
 
     options, to_options = both_options(folder, url, given)
     store = open_store(url, to_options)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from storage.commit import Commit
     from storage.differences import TensorDifference
+    from storage.format.commit import Commit
 
 Told = Callable[[int, int], None]
 """Takes bytes done and bytes in all."""

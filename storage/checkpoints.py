@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from storage.collection import Collection, collect
-from storage.commit import JSON, Commit
+from storage.arrays.packing import pack
 from storage.errors import Damaged
-from storage.objects import ObjectStore
-from storage.packing import pack
+from storage.format.commit import JSON, Commit
+from storage.keeping.collection import Collection, collect
+from storage.keeping.retention import Retention
+from storage.keeping.verification import Progress, Verification, verify
+from storage.objects.store import ObjectStore
 from storage.refs import Reference
-from storage.retention import Retention
-from storage.verification import Progress, Verification, verify
 from storage.version import Version
 from storage.versions import VersionedStore
 

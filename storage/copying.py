@@ -11,16 +11,16 @@ from typing import NoReturn
 
 import numpy as np
 
-from storage import layout
-from storage.checksums import crc32c
-from storage.clock import store_time
-from storage.commit import Commit, decode
 from storage.differences import differences
 from storage.errors import Damaged, ObjectMissing, StoreError, VersionDiffers, VersionMissing, VersionTaken
-from storage.index import ChunkEntry, ObjectEntry
+from storage.format import layout
+from storage.format.checksums import crc32c
+from storage.format.commit import Commit, decode
+from storage.format.index import ChunkEntry, ObjectEntry
 from storage.lineages import Lineages
-from storage.objects import ObjectStore
-from storage.parallel import side_by_side
+from storage.objects.clock import store_time
+from storage.objects.parallel import side_by_side
+from storage.objects.store import ObjectStore
 from storage.version import Version
 from storage.weights import WeightStore
 

@@ -9,10 +9,10 @@ from typing import Literal
 
 import torch
 
-from storage.commit import Commit
-from storage.dtypes import ITEMSIZE
-from storage.index import TensorEntry
-from storage.packing import byte_view
+from storage.arrays.packing import byte_view
+from storage.format.commit import Commit
+from storage.format.dtypes import ITEMSIZE
+from storage.format.index import TensorEntry
 from storage.version import Version
 from storage.weights import WeightStore
 

@@ -6,10 +6,10 @@ import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from storage import layout
-from storage.commit import FORMAT, sealed, unsealed
 from storage.errors import Damaged, ObjectMissing, StoreError, VersionMissing
-from storage.objects import ObjectStore
+from storage.format import layout
+from storage.format.commit import FORMAT, sealed, unsealed
+from storage.objects.store import ObjectStore
 from storage.version import Version
 
 _OPEN_ATTEMPTS = 64

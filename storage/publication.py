@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from storage.commit import Commit
 from storage.errors import ForkedStore
+from storage.format.commit import Commit
 from storage.version import Version
 
 

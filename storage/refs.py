@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable
 
 from storage.errors import BadReference, UnknownTag, VersionMissing
-from storage.objects import ObjectStore
-from storage.tags import NEWEST, Tags, checked_tag
+from storage.keeping.tags import NEWEST, Tags, checked_tag
+from storage.objects.store import ObjectStore
 from storage.version import Version
 
 __all__ = ["NEWEST", "Reference", "named", "parse_location", "resolve"]

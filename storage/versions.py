@@ -10,25 +10,25 @@ from types import MappingProxyType
 
 import torch
 
-from storage import layout
-from storage.chains import chain, links_of, readers_of
-from storage.chunks import ArrayReader
-from storage.commit import FORMAT, JSON, Commit, decode, encode
+from storage.arrays.chunks import ArrayReader
+from storage.arrays.packing import Packed
+from storage.arrays.selection import Slices
+from storage.arrays.unpacking import NO_SLICES, NO_TENSORS, Unpacker
+from storage.arrays.writing import new_attempt, put_object, write_arrays
+from storage.deltas.chains import chain, links_of, readers_of
+from storage.deltas.updating import can_update, update
 from storage.errors import ObjectMissing, PublishTooLong, StoreError, VersionMissing, VersionPassed, VersionTaken
-from storage.index import DeltaEntry, TensorEntry
-from storage.leases import Leases
+from storage.format import layout
+from storage.format.commit import FORMAT, JSON, Commit, decode, encode
+from storage.format.index import DeltaEntry, TensorEntry
+from storage.keeping.leases import Leases
+from storage.keeping.retirement import Retirements
 from storage.lineages import Lineages
-from storage.model_files import check_file_names, put_files, read_object
-from storage.objects import ObjectStore
-from storage.packing import Packed
-from storage.parallel import in_flight
+from storage.models.files import check_file_names, put_files, read_object
+from storage.objects.parallel import in_flight
+from storage.objects.store import ObjectStore
 from storage.refs import Reference, resolve
-from storage.retirement import Retirements
-from storage.selection import Slices
-from storage.unpacking import NO_SLICES, NO_TENSORS, Unpacker
-from storage.updating import can_update, update
 from storage.version import Version
-from storage.writing import new_attempt, put_object, write_arrays
 
 _NOTHING: Mapping[str, JSON] = MappingProxyType({})
 _NO_BYTES: Mapping[str, bytes] = MappingProxyType({})

@@ -11,28 +11,28 @@ from typing import Any
 
 import torch
 
-from storage.collection import Collection, collect
-from storage.commit import JSON, Commit
-from storage.delta_writer import DeltaWriter
+from storage.arrays.packing import pack
+from storage.arrays.parted import PartedVersions
+from storage.arrays.parts import Shard, array_suffix
+from storage.arrays.selection import Slices
+from storage.arrays.unpacking import NO_SLICES
+from storage.arrays.writing import new_attempt
+from storage.deltas.writer import DeltaWriter
 from storage.errors import VersionMissing
-from storage.following import Follower, follow, follow_async
-from storage.layout import commit_path
-from storage.leases import Lease, Leases
-from storage.model_files import check_file_names, read_file
-from storage.objects import ObjectStore
-from storage.packing import pack
-from storage.parted import PartedVersions
-from storage.parts import Shard, array_suffix
+from storage.format.commit import JSON, Commit
+from storage.format.layout import commit_path
+from storage.keeping.collection import Collection, collect
+from storage.keeping.following import Follower, follow, follow_async
+from storage.keeping.leases import Lease, Leases
+from storage.keeping.retention import Retention
+from storage.keeping.tags import Tags
+from storage.keeping.verification import Progress, Verification, verify
+from storage.models.files import check_file_names, read_file
+from storage.objects.store import ObjectStore
 from storage.publication import Publication, Publisher
 from storage.refs import Reference
-from storage.retention import Retention
-from storage.selection import Slices
-from storage.tags import Tags
-from storage.unpacking import NO_SLICES
-from storage.verification import Progress, Verification, verify
 from storage.version import Version
 from storage.versions import VersionedStore
-from storage.writing import new_attempt
 
 __all__ = ["Commit", "JSON", "Publication", "Shard", "WeightStore", "new_attempt"]
 

@@ -9,7 +9,7 @@ import pytest
 from rollart import run
 from rollart.config import Config, ConfigError, parse
 from rollart.run import RunDamaged, RunExists, RunFolder, RunMissing
-from storage.objects import ObjectStore
+from storage.objects.store import ObjectStore
 
 QUICKSTART = (Path(__file__).parent.parent / "flows" / "configs" / "quickstart.yaml").read_text()
 

@@ -13,7 +13,7 @@ from rollart.rollout.records import COMPACTED, FLUSHED, from_row
 from rollart.rollout.vocabulary import Vocabulary
 from rollart.run import RunFolder
 from rollart.types import Trajectory
-from storage.folders import local_folder
+from storage.models.folders import local_folder
 
 A_TASK = 3
 """Trajectories shown of each task: the last ones of the training, where there are."""

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rollart.engines.locks import exclusive, try_exclusive, unlock
-from storage.chunk_cache import ChunkCache
-from storage.chunk_server import ChunkServer
-from storage.objects import ObjectStore
+from storage.objects.store import ObjectStore
+from storage.peers.cache import ChunkCache
+from storage.peers.server import ChunkServer
 
 __all__ = ["HostChunks"]
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from rollart.engines import weight_file
 from rollart.engines.host_chunks import HostChunks
 from rollart.engines.locks import exclusive, shared, try_exclusive, unlock
-from storage import layout
-from storage.commit import Commit
 from storage.errors import Damaged, StoreError, VersionMissing
-from storage.peer_store import PeerStore
-from storage.peers import Peers
+from storage.format import layout
+from storage.format.commit import Commit
+from storage.peers.choice import Peers
+from storage.peers.store import PeerStore
 from storage.version import Version
 from storage.weights import WeightStore
 

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from storage.commit import Commit
-from storage.dtypes import TORCH_OF
-from storage.safetensors_files import check_writable_type, parts
+from storage.format.commit import Commit
+from storage.format.dtypes import TORCH_OF
+from storage.models.safetensors_files import check_writable_type, parts
 
 __all__ = ["create", "copy_if_alike", "mapped"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rollart.rollout.records import RecordMissing, decode
 from rollart.types import Receipt, Trajectory
-from storage.objects import ObjectStore
+from storage.objects.store import ObjectStore
 
 
 class StoredTrajectories:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from rollart.types import Attempt, Episode, SamplingTransform, Segment, Trajectory, Turn
 from storage.errors import StoreError
-from storage.objects import ObjectStore
+from storage.objects.store import ObjectStore
 
 FLUSHED = "trajectories/flushed"
 FATES = "trajectories/fates"

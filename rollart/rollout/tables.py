@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from rollart.control.ledger import Settlement
 from rollart.rollout.records import COMPACTED, FATE_SCHEMA, FATES, FLUSHED, SCHEMA, attempt_columns, read_table
 from rollart.types import Batch, Member
-from storage.objects import ObjectStore
+from storage.objects.store import ObjectStore
 
 ROWS_A_FILE = 20_000
 """Trajectories in a compacted file: some tens of megabytes, which readers can still hold."""

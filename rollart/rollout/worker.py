@@ -20,8 +20,8 @@ from rollart.rollout.episode import EpisodeFailed, EpisodeRunner, Limits, RunIn
 from rollart.rollout.vocabulary import Vocabulary
 from rollart.rollout.writer import TrajectoryWriter
 from rollart.types import NOT_SAMPLED, Attempt, GenerateRequest, GenerateResult, Receipt, SamplingTransform, Trajectory
-from storage.folders import local_folder
-from storage.objects import ObjectStore
+from storage.models.folders import local_folder
+from storage.objects.store import ObjectStore
 
 PLUGIN = "rollout"
 

@@ -8,7 +8,7 @@ import uuid
 
 from rollart.rollout.records import FLUSHED, encode
 from rollart.types import Trajectory
-from storage.objects import ObjectStore
+from storage.objects.store import ObjectStore
 
 
 class TrajectoryWriter:

@@ -88,7 +88,7 @@ class LearnerPlugin(WorkerPlugin):
     @cached_property
     def files(self) -> dict[str, bytes]:
         """The model's config and tokenizer, which go with each version, so that it can be used without its run."""
-        from storage.folders import local_folder, model_files
+        from storage.models.folders import local_folder, model_files
 
         return model_files(local_folder(self.folder, self.storage_options))
 
@@ -155,7 +155,7 @@ class LearnerPlugin(WorkerPlugin):
 
 def _build(folder: str, storage_options: Mapping[str, Any] | None, settings: LearnerSettings) -> Learner:
     from rollart.training.learner import Learner
-    from storage.folders import local_folder
+    from storage.models.folders import local_folder
 
     return Learner(local_folder(folder, storage_options), settings)
 
@@ -214,7 +214,7 @@ def checkpoint_task(version: Version, documents: Mapping[str, Any] | None = None
 def collect_task(keeping: Keeping) -> None:
     """Removes the checkpoints that are not kept, then the versions that are not. A run can go on from any checkpoint that stays, so the
     version that it would branch off stays with it. StoreError."""
-    from storage.retention import Retention
+    from storage.keeping.retention import Retention
 
     plugin = _plugin()
     plugin.checkpoints.gc(Retention(keep_last=keeping.checkpoints or sys.maxsize), grace_s=keeping.grace)

@@ -11,7 +11,7 @@ from rollart.rollout.records import RecordMissing, RecordsDamaged, decode, encod
 from rollart.rollout.tables import abandon_after, compact, evaluation_rows, score_table, settlement_rows, write_fates
 from rollart.rollout.writer import TrajectoryWriter
 from rollart.types import Attempt, Batch, Episode, Group, Member, Purpose, Receipt, SamplingTransform, Score, Segment, Trajectory
-from storage.objects import ObjectStore
+from storage.objects.store import ObjectStore
 
 
 def play(index: int, member: int = 0, version: int = 0, purpose: Purpose = "train") -> Trajectory:

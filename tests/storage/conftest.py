@@ -14,8 +14,8 @@ import fsspec
 import pytest
 from moto.server import ThreadedMotoServer
 
-from storage.objects import ObjectStore
-from tests.storage import servers
+from benchmarks import servers
+from storage.objects.store import ObjectStore
 
 Place = tuple[str, dict[str, Any]]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from storage import layout
-from storage.objects import ObjectStore
-from storage.packing import byte_view
+from storage.arrays.packing import byte_view
+from storage.format import layout
+from storage.objects.store import ObjectStore
 from storage.version import Version
 from storage.weights import WeightStore
 

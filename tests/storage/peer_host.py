@@ -10,12 +10,12 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
-from storage.chunk_cache import ChunkCache
-from storage.chunk_server import ChunkServer
-from storage.objects import ObjectStore
-from storage.packing import byte_view
-from storage.peer_store import PeerStore
-from storage.peers import Peers
+from storage.arrays.packing import byte_view
+from storage.objects.store import ObjectStore
+from storage.peers.cache import ChunkCache
+from storage.peers.choice import Peers
+from storage.peers.server import ChunkServer
+from storage.peers.store import PeerStore
 from storage.weights import WeightStore
 
 PATIENCE_S = 60.0

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from storage.deltas import Base, as_changes
-from storage.objects import ObjectStore
-from storage.packing import pack
+from storage.arrays.packing import pack
+from storage.deltas.changes import Base, as_changes
+from storage.objects.store import ObjectStore
 from storage.version import Version
 from storage.weights import WeightStore
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from storage.dtypes import TORCH_OF
-from storage.packing import byte_view
+from storage.arrays.packing import byte_view
+from storage.format.dtypes import TORCH_OF
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:

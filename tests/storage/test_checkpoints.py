@@ -6,9 +6,9 @@ import pickle
 import pytest
 import torch
 
-from storage import layout
 from storage.checkpoints import CheckpointStore
 from storage.errors import Damaged, VersionMissing, VersionTaken
+from storage.format import layout
 from storage.version import Version
 
 

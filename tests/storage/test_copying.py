@@ -11,10 +11,11 @@ import google_crc32c
 import pytest
 import torch
 
-from storage import copying, layout
+from storage import copying
 from storage.copying import copy_lineages, copy_tags, copy_version
 from storage.errors import Damaged, StoreError, UnsafePath, VersionDiffers, VersionMissing
-from storage.objects import ObjectStore
+from storage.format import layout
+from storage.objects.store import ObjectStore
 from storage.version import Version
 from storage.weights import WeightStore
 
@@ -234,8 +235,8 @@ def test_a_lineage_that_branched_off_elsewhere_is_refused(store: WeightStore, ot
 def test_a_commit_that_names_objects_outside_is_refused(store: WeightStore, other: WeightStore) -> None:
     from dataclasses import replace
 
-    from storage.commit import encode
-    from storage.index import ObjectEntry
+    from storage.format.commit import encode
+    from storage.format.index import ObjectEntry
 
     published(store, Version(0, 0))
     commit = store.commit(Version(0, 0))

@@ -10,10 +10,10 @@ from functools import partial
 import pytest
 import torch
 
-from storage import layout
-from storage.commit import sealed
+from storage.arrays.packing import pack
 from storage.errors import Damaged, StoreError, UnknownFormat
-from storage.packing import pack
+from storage.format import layout
+from storage.format.commit import sealed
 from storage.version import Version
 from storage.weights import WeightStore
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from storage.packing import byte_view, pack
+from storage.arrays.packing import byte_view, pack
 from storage.version import Version
 from storage.weights import WeightStore
 from tests.storage.tensors import cuts, plain, same, states, tensors

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from storage import layout
 from storage.errors import BadReference, Damaged, UnknownTag, VersionMissing
+from storage.format import layout
 from storage.refs import parse_location
 from storage.version import Version
 from storage.weights import WeightStore

@@ -15,8 +15,7 @@ import pytest
 import torch
 import zarr
 
-from storage import layout
-from storage.dtypes import TORCH_OF
+from storage.arrays.packing import pack
 from storage.errors import (
     Damaged,
     ForkedStore,
@@ -31,7 +30,8 @@ from storage.errors import (
     VersionPassed,
     VersionTaken,
 )  # fmt: skip
-from storage.packing import pack
+from storage.format import layout
+from storage.format.dtypes import TORCH_OF
 from storage.version import Version
 from storage.versions import VersionedStore
 from storage.weights import WeightStore
@@ -252,7 +252,7 @@ def test_a_commit_whose_reply_was_lost_is_still_ours(weights, monkeypatch):
 
 
 def test_a_publish_in_the_foreground_copies_nothing_and_returns_once_the_version_exists(weights, monkeypatch):
-    monkeypatch.setattr("storage.packing.TensorValues.snapshot", None)
+    monkeypatch.setattr("storage.arrays.packing.TensorValues.snapshot", None)
     base = torch.randn(300, 20)
     state = {"plain": base, "turned": base.t(), "tied": base, "half": base[::2].bfloat16()}
     state |= {"conjugate": torch.tensor([1 + 2j, 3 - 1j]).conj(), "negative": torch.tensor([1 + 2j, 3 - 1j]).conj().imag}
@@ -362,7 +362,7 @@ def test_a_file_that_is_there_is_left_and_an_old_one_put_again_before_a_collecto
     weights.publish({}, step=0, files={"config.json": b"{}"}, background=False)
     weights.publish({}, step=1, files={"config.json": b"{}"}, background=False)
     assert sum(path.startswith("files/") for path in written) == 1
-    monkeypatch.setattr("storage.model_files._FRESH_S", -60.0)
+    monkeypatch.setattr("storage.models.files._FRESH_S", -60.0)
     weights.publish({}, step=2, files={"config.json": b"{}"}, background=False)
     assert sum(path.startswith("files/") for path in written) == 2
 

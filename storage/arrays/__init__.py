@@ -1,0 +1,1 @@
+"""Tensors into chunked arrays and back: packing, parts of several ranks, slices."""

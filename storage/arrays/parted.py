@@ -1,0 +1,88 @@
+"""Versions that several ranks write together, each its own arrays; owns the order of it, not what makes a version exist."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from storage.arrays.packing import Packed
+from storage.arrays.parts import Part, Shard, decode_part, encode_part, held_tensors, merged, part_key
+from storage.arrays.writing import write_arrays
+from storage.errors import ObjectMissing, PartsMissing, ShardsRefused
+from storage.format import layout
+from storage.format.commit import FORMAT, JSON, Commit
+from storage.format.index import check_attempt
+from storage.models.files import check_file_names, put_files
+from storage.objects.parallel import side_by_side
+from storage.version import Version
+from storage.versions import VersionedStore, requires
+
+
+class PartedVersions:
+    """Parts of versions in `versioned`. A rank's record comes after its data; the commit, after all records, makes the version exist."""
+
+    def __init__(self, versioned: VersionedStore) -> None:
+        self._versioned = versioned
+
+    def write(self, packed: Packed, version: Version, attempt: str, rank: int, ranks: int, shards: Mapping[str, Shard]) -> None:
+        """Writes a rank's arrays, whose names end in `array_suffix(rank)`, then its record. See `WeightStore.publish_part`."""
+        check_attempt(attempt)
+        if not 0 <= rank < ranks:
+            raise ValueError(f"there is no rank {rank} among {ranks} ranks: they count from 0")
+        held = held_tensors(packed, shards)
+        self._versioned.check_free(version)
+        started = time.time()
+        folder = self._versioned.store.child(layout.data_prefix(version, attempt))
+        arrays, objects = write_arrays(folder, packed.arrays)
+        folder.write(part_key(rank), encode_part(Part(FORMAT, version, attempt, rank, ranks, started, arrays, held, objects)))
+
+    def commit(
+        self, version: Version, attempt: str, ranks: int, *, parent: Version | None, metadata: Mapping[str, JSON], files: Mapping[str, bytes]
+    ) -> Commit:
+        """Makes one commit of the ranks' records. See `WeightStore.commit_parts`."""
+        check_attempt(attempt)
+        check_file_names(files)
+        self._versioned.check_free(version)
+        parts = self._read(version, attempt, ranks)
+        tensors = merged(parts)
+        # (The group's own metadata is equal on all ranks, and in all their records.)
+        objects = {entry.key: entry for part in parts for entry in part.objects}
+        commit = Commit(
+            format=FORMAT,
+            requires=requires(tensors, {}),
+            version=version,
+            parent=parent,
+            base=None,
+            attempt=attempt,
+            created=time.time(),
+            arrays={name: array for part in parts for name, array in part.arrays.items()},
+            tensors=tensors,
+            objects=tuple(objects.values()),
+            files=put_files(self._versioned.store, files),
+            metadata=dict(metadata),
+        )
+        return self._versioned.make(commit, min(part.started for part in parts))
+
+    def _read(self, version: Version, attempt: str, ranks: int) -> list[Part]:
+        if ranks < 1:
+            raise ValueError(f"a version can't be made of the parts of {ranks} ranks")
+        store = self._versioned.store
+        prefix = layout.data_prefix(version, attempt)
+
+        def part(rank: int) -> Part | None:
+            path = f"{prefix}/{part_key(rank)}"
+            try:
+                data = store.read(path)
+            except ObjectMissing:
+                return None
+            return decode_part(data, version, attempt, rank, path, store.url)
+
+        found = side_by_side(part, range(ranks), store.parallel)
+        missing = tuple(rank for rank, one in enumerate(found) if one is None)
+        if missing:
+            raise PartsMissing(version, missing, store.url)
+        parts = [one for one in found if one is not None]
+        for one in parts:
+            if one.ranks != ranks:
+                raise ShardsRefused(f"rank {one.rank} wrote its part of version {version} as one of {one.ranks} ranks, and {ranks} are committed")
+        return parts

@@ -1,0 +1,1 @@
+"""Versions as what changed since another one."""

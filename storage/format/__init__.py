@@ -1,0 +1,1 @@
+"""What stands in a store: paths, records, the commit and its index, and the checks on them."""

@@ -1,0 +1,1 @@
+"""Names, holds and removal of versions, and the check of what is stored."""

@@ -1,0 +1,74 @@
+"""Finds what no version needs and nobody can still be writing; owns that rule, reads listings only and removes nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from storage.format import layout
+from storage.objects.info import ObjectInfo
+from storage.version import Version
+
+_PREFIX = re.compile(rf"({layout.DATA}/v(\d{{1,6}})-(\d{{8,10}})-[0-9a-f]{{32}})/.+")
+_FILE = re.compile(rf"{layout.FILES}/[0-9a-f]{{64}}")
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Orphan:
+    """A folder of data or a single object that belongs to nothing: its `bytes`, and when it was last written to by the store's clock."""
+
+    path: str
+    bytes: int
+    modified: float
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether `path` is the folder of an attempt rather than one object."""
+        return self.path.startswith(layout.DATA + "/") and self.path.count("/") == 1
+
+    @property
+    def is_file(self) -> bool:
+        """Whether this is a file of a model's folder, which a publisher may just have taken for its own."""
+        return self.path.startswith(layout.FILES + "/")
+
+    def old(self, now: float) -> bool:
+        """Whether the longest publish has passed since it was written to, so that nobody can be at it."""
+        return self.modified + layout.LONGEST_PUBLISH_S <= now
+
+
+def attempt_prefix(path: str) -> str | None:
+    """The folder of the attempt that an object of data belongs to; None for any other object."""
+    found = _PREFIX.fullmatch(path)
+    return None if found is None else found[1]
+
+
+def prefix_version(prefix: str) -> Version:
+    """The version that an attempt's folder is of."""
+    found = _PREFIX.fullmatch(prefix + "/x")
+    if found is None:
+        raise ValueError(f"{prefix!r} is no attempt's folder")
+    return Version(int(found[2]), int(found[3]))
+
+
+def unclaimed(infos: Iterable[ObjectInfo], prefixes: Collection[str], files: Collection[str], now: float) -> list[Orphan]:
+    """What is in none of the folders `prefixes` and none of the `files`, by path, of any age: the orphans and what is being written.
+
+    Objects of kinds that this package doesn't write aren't looked at. Markers of dead processes count only once they are old,
+    since a living one removes its own.
+    """
+    folders: dict[str, Orphan] = {}
+    found = []
+    for info in infos:
+        prefix = attempt_prefix(info.path)
+        orphan = Orphan(info.path, info.bytes, info.modified)
+        if prefix is not None:
+            if prefix not in prefixes:
+                before = folders.get(prefix, Orphan(prefix, 0, info.modified))
+                folders[prefix] = Orphan(prefix, before.bytes + info.bytes, max(before.modified, info.modified))
+        elif _FILE.fullmatch(info.path) is not None:
+            if info.path not in files:
+                found.append(orphan)
+        elif info.path.startswith((layout.PROBE, layout.CLOCK + "/")) and orphan.old(now):
+            found.append(orphan)
+    return sorted([*found, *folders.values()])

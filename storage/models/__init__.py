@@ -1,0 +1,1 @@
+"""Models as folders: Hugging Face's form, in and out."""

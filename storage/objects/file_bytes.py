@@ -1,0 +1,73 @@
+"""Moves bytes between a file and many buffers, at the speed of memory where the file is in it; owns no paths and no names."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+
+from storage.arrays.spans import Bytes, cut, total
+
+_MAPPED_FROM = 1 << 20
+"""Reads of less gain nothing from a mapping."""
+
+_WINDOW_BYTES = 4 << 20
+"""How much of a file is mapped at once: pages of it count as this process's memory meanwhile."""
+
+_POPULATE_READ = 22
+"""Linux's MADV_POPULATE_READ (5.14), for which Python has no name: brings the pages in, and says so where touching one that can't be
+read would kill the process."""
+
+_MOST_BUFFERS = 1024
+"""What one call of writev takes (IOV_MAX)."""
+
+
+def fill(descriptor: int, buffers: Sequence[Bytes], start: int) -> None:
+    """Fills `buffers`, back to back, from byte `start` of an open file, as far as the file goes."""
+    end = min(start + total(buffers), os.fstat(descriptor).st_size)
+    if end - start >= _MAPPED_FROM and sys.platform == "linux":
+        # The kernel copies what it has cached at about half the speed of a process that copies it out of a mapping.
+        done = _fill_mapped(descriptor, buffers, start, end)
+        buffers = cut(buffers, done, end - start)
+        start += done
+    for buffer in buffers:
+        view = buffer.data
+        while len(view):
+            count = os.preadv(descriptor, [view], start)
+            if not count:
+                return
+            view = view[count:]
+            start += count
+
+
+def put(descriptor: int, parts: Sequence[Bytes]) -> None:
+    """Writes `parts`, back to back, at an open file's position."""
+    views = [part.data for part in parts if len(part)]
+    at = 0
+    while at < len(views):
+        count = os.writev(descriptor, views[at : at + _MOST_BUFFERS])
+        while at < len(views) and count >= len(views[at]):
+            count -= len(views[at])
+            at += 1
+        if count:
+            views[at] = views[at][count:]
+
+
+def _fill_mapped(descriptor: int, buffers: Sequence[Bytes], start: int, end: int) -> int:
+    """How many bytes were copied: fewer than [start, end) if the file can't be mapped or read so, which reading it then explains."""
+    for at in range(start, end, _WINDOW_BYTES):
+        until = min(at + _WINDOW_BYTES, end)
+        base = at - at % mmap.ALLOCATIONGRANULARITY
+        try:
+            mapped = mmap.mmap(descriptor, until - base, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED, offset=base)
+            mapped.madvise(_POPULATE_READ)
+        except OSError:
+            return at - start
+        source = np.frombuffer(mapped, dtype=np.uint8)[at - base :]
+        for target in cut(buffers, at - start, until - start):
+            np.copyto(target, source[: len(target)])
+            source = source[len(target) :]
+    return end - start

@@ -1,0 +1,1 @@
+"""Hosts that read a store's chunks from each other."""
