@@ -17,7 +17,7 @@ from storage.format import layout
 from storage.format.checksums import crc32c
 from storage.format.commit import Commit, decode
 from storage.format.index import ChunkEntry, ObjectEntry
-from storage.lineages import Lineages
+from storage.keeping.lineages import Lineages
 from storage.objects.clock import store_time
 from storage.objects.parallel import side_by_side
 from storage.objects.store import ObjectStore

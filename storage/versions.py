@@ -22,9 +22,9 @@ from storage.format import layout
 from storage.format.commit import FORMAT, JSON, Commit, decode, encode
 from storage.format.index import DeltaEntry, TensorEntry
 from storage.keeping.leases import Leases
+from storage.keeping.lineages import Lineages
 from storage.keeping.retirement import Retirements
-from storage.lineages import Lineages
-from storage.models.files import check_file_names, put_files, read_object
+from storage.model_files import check_file_names, put_files, read_object
 from storage.objects.parallel import in_flight
 from storage.objects.store import ObjectStore
 from storage.refs import Reference, resolve

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 
 from storage.arrays.packing import pack
-from storage.arrays.parted import PartedVersions
 from storage.arrays.parts import Shard, array_suffix
 from storage.arrays.selection import Slices
 from storage.arrays.unpacking import NO_SLICES
 from storage.arrays.writing import new_attempt
-from storage.deltas.writer import DeltaWriter
+from storage.delta_writer import DeltaWriter
 from storage.errors import VersionMissing
 from storage.format.commit import JSON, Commit
 from storage.format.layout import commit_path
@@ -27,8 +26,9 @@ from storage.keeping.leases import Lease, Leases
 from storage.keeping.retention import Retention
 from storage.keeping.tags import Tags
 from storage.keeping.verification import Progress, Verification, verify
-from storage.models.files import check_file_names, read_file
+from storage.model_files import check_file_names, read_file
 from storage.objects.store import ObjectStore
+from storage.parted import PartedVersions
 from storage.publication import Publication, Publisher
 from storage.refs import Reference
 from storage.version import Version

@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.arrays.packing import ArrayValues
-from storage.arrays.spans import Bytes, total
 from storage.errors import Damaged, ObjectMissing
 from storage.format import layout
 from storage.format.checksums import block_sums, combined, crc32c
 from storage.format.dtypes import ITEMSIZE
 from storage.format.index import ArrayEntry, ChunkEntry
+from storage.objects.spans import Bytes, total
 from storage.objects.store import ObjectStore
 from storage.version import Version
 

@@ -10,12 +10,12 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from storage.arrays.boxes import boxes_of
-from storage.arrays.spans import Bytes
 from storage.errors import UnsupportedTensor
+from storage.format.boxes import boxes_of
 from storage.format.dtypes import ITEMSIZE, TORCH_OF, name_of
 from storage.format.index import DeltaEntry, TensorEntry
 from storage.format.layout import CHUNK_BYTES
+from storage.objects.spans import Bytes
 from storage.version import Version
 
 

@@ -8,9 +8,9 @@ from math import prod
 
 import pydantic
 
-from storage.arrays.boxes import Box, covers, whole
 from storage.arrays.packing import Packed
 from storage.errors import Damaged, ShardsRefused, UnsafePath
+from storage.format.boxes import Box, covers, whole
 from storage.format.commit import FORMAT, sealed, unsealed
 from storage.format.index import ArrayEntry, IndexRefused, ObjectEntry, ShardEntry, TensorEntry, check_array
 from storage.version import Version

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from storage.arrays.boxes import Box, Runs, boxes_of, common, runs_of, sizes, within
 from storage.arrays.chunks import ArrayReader
 from storage.arrays.packing import byte_view, is_plain
-from storage.arrays.spans import Bytes
+from storage.format.boxes import Box, Runs, boxes_of, common, runs_of, sizes, within
 from storage.objects.parallel import side_by_side
+from storage.objects.spans import Bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from storage.arrays.boxes import Box, whole
 from storage.errors import SliceRefused
+from storage.format.boxes import Box, whole
 
 Cut = int | slice
 Slices = Cut | tuple[Cut, ...]

@@ -8,11 +8,11 @@ from types import MappingProxyType
 
 import torch
 
-from storage.arrays.boxes import Box, common, sizes, whole, within
 from storage.arrays.chunks import ArrayReader
 from storage.arrays.reading import Part, Source, check_sizes, read_parts
 from storage.arrays.selection import Selection, Slices, all_of, selected
 from storage.errors import TensorMismatch, UnknownTensor
+from storage.format.boxes import Box, common, sizes, whole, within
 from storage.format.commit import Commit
 from storage.format.dtypes import ITEMSIZE, TORCH_OF, name_of
 from storage.format.index import TensorEntry

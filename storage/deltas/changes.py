@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from storage.arrays.packing import ArrayValues, Packed, chunk_count, chunk_length
-from storage.arrays.spans import Bytes, cut, joined
-from storage.deltas import codec
+from storage.format import codec
 from storage.format.checksums import crc32c
 from storage.format.delta_index import spelled
 from storage.format.dtypes import ITEMSIZE, WORD
 from storage.format.index import DeltaEntry
 from storage.format.layout import SEGMENT_BYTES
+from storage.objects.spans import Bytes, cut, joined
 from storage.version import Version
 
 WORTH = 0.75

@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.arrays.chunks import ArrayReader
-from storage.arrays.spans import Bytes, cut, total
-from storage.deltas import codec
-from storage.deltas.codec import ChangeRefused
 from storage.errors import Damaged
+from storage.format import codec
 from storage.format.checksums import crc32c
+from storage.format.codec import ChangeRefused
 from storage.format.delta_index import Numbers, numbers_of, segments_per_chunk
 from storage.format.dtypes import ITEMSIZE, WORD
 from storage.format.index import DeltaEntry
+from storage.objects.spans import Bytes, cut, total
 from storage.version import Version
 
 

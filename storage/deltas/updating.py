@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from storage.arrays.boxes import boxes_of, sizes
 from storage.arrays.packing import byte_view, flat_parts, is_plain
 from storage.arrays.selection import all_of
-from storage.arrays.spans import Bytes
 from storage.arrays.unpacking import check_fits
 from storage.deltas.reader import Changes, apply_links
+from storage.format.boxes import boxes_of, sizes
 from storage.format.commit import Commit
 from storage.format.dtypes import ITEMSIZE, TORCH_OF
 from storage.objects.parallel import side_by_side
+from storage.objects.spans import Bytes
 
 Links = Mapping[str, Sequence[Changes]]
 """Array -> the changes to apply to it, in that order."""

@@ -9,7 +9,7 @@ from operator import xor
 import google_crc32c
 import numpy as np
 
-from storage.arrays.spans import Bytes
+from storage.objects.spans import Bytes
 
 _Table = tuple[tuple[int, ...], ...]
 

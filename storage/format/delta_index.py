@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from storage.deltas.codec import largest
+from storage.format.codec import largest
 from storage.format.dtypes import ITEMSIZE
 from storage.format.index import ArrayEntry, DeltaEntry, IndexRefused, check_array_name, check_array_sizes
 

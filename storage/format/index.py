@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from storage.arrays.boxes import covers, whole
 from storage.format import layout
+from storage.format.boxes import covers, whole
 from storage.format.dtypes import ITEMSIZE
 
 _ARRAY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")

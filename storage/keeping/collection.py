@@ -19,11 +19,11 @@ from storage.errors import Damaged, ObjectMissing
 from storage.format import layout
 from storage.format.commit import decode
 from storage.keeping.leases import Leases
+from storage.keeping.lineages import Lineages
 from storage.keeping.orphans import Orphan, attempt_prefix, prefix_version, unclaimed
 from storage.keeping.retention import Claims, Retention, kept
 from storage.keeping.retirement import STALL_S, Retired, Retirements
 from storage.keeping.tags import Tags
-from storage.lineages import Lineages
 from storage.objects.clock import store_time
 from storage.objects.info import ObjectInfo
 from storage.objects.parallel import side_by_side

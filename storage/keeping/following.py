@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 
 from storage.errors import StoreUnreachable
 from storage.format import layout
-from storage.lineages import Lineages, surviving
+from storage.keeping.lineages import Lineages, surviving
 from storage.objects.store import ObjectStore
 from storage.version import Version
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from storage.lineages import surviving
+from storage.keeping.lineages import surviving
 from storage.version import Version
 
 

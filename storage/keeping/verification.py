@@ -14,18 +14,18 @@ from typing import TypeVar
 import numpy as np
 
 from storage.arrays.extents import tensors_in
-from storage.arrays.spans import Bytes
 from storage.errors import Damaged, ObjectMissing, StoreError, UnknownFormat
 from storage.format import layout, records
 from storage.format.checksums import block_sums, combined
 from storage.format.commit import Commit, decode
 from storage.format.index import ArrayEntry, ChunkEntry, ObjectEntry
+from storage.keeping.lineages import Lineages
 from storage.keeping.orphans import Orphan, prefix_version, unclaimed
 from storage.keeping.retirement import Retired, Retirements
 from storage.keeping.tags import Tags
-from storage.lineages import Lineages
 from storage.objects.info import ObjectInfo
 from storage.objects.parallel import side_by_side
+from storage.objects.spans import Bytes
 from storage.objects.store import ObjectStore
 from storage.version import Version
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from storage.arrays.spans import Bytes, cut, total
+from storage.objects.spans import Bytes, cut, total
 
 _MAPPED_FROM = 1 << 20
 """Reads of less gain nothing from a mapping."""

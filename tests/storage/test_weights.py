@@ -362,7 +362,7 @@ def test_a_file_that_is_there_is_left_and_an_old_one_put_again_before_a_collecto
     weights.publish({}, step=0, files={"config.json": b"{}"}, background=False)
     weights.publish({}, step=1, files={"config.json": b"{}"}, background=False)
     assert sum(path.startswith("files/") for path in written) == 1
-    monkeypatch.setattr("storage.models.files._FRESH_S", -60.0)
+    monkeypatch.setattr("storage.model_files._FRESH_S", -60.0)
     weights.publish({}, step=2, files={"config.json": b"{}"}, background=False)
     assert sum(path.startswith("files/") for path in written) == 2
 

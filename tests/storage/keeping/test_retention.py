@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from storage.keeping.lineages import surviving
 from storage.keeping.retention import Claims, Retention, kept
-from storage.lineages import surviving
 from storage.version import Version
 
 

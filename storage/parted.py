@@ -12,7 +12,7 @@ from storage.errors import ObjectMissing, PartsMissing, ShardsRefused
 from storage.format import layout
 from storage.format.commit import FORMAT, JSON, Commit
 from storage.format.index import check_attempt
-from storage.models.files import check_file_names, put_files
+from storage.model_files import check_file_names, put_files
 from storage.objects.parallel import side_by_side
 from storage.version import Version
 from storage.versions import VersionedStore, requires

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.arrays.boxes import boxes_of, common, covers, runs_of, sizes, whole, within
+from storage.format.boxes import boxes_of, common, covers, runs_of, sizes, whole, within
 
 SHAPES = st.lists(st.integers(1, 5), max_size=4)
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numcodecs import zstd
 
-from storage.deltas import codec
-from storage.deltas.codec import ChangeRefused
+from storage.format import codec
+from storage.format.codec import ChangeRefused
 
 WORDS = [1, 2, 4, 8]
 
