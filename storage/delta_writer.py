@@ -20,7 +20,7 @@ class DeltaWriter:
 
     With more than 1, it keeps the values of the last version it put: one state's memory. A full one is also written first of all,
     after a put that failed or was lost to another publisher, for a version that isn't newer or is laid out otherwise (names, types,
-    shapes, ties, order), where the last one is gone, and where changes would take more than `deltas.WORTH` of the full size.
+    shapes, ties, order), where the last one is gone, and where changes would take more than `changes.WORTH` of the full size.
     """
 
     def __init__(self, versioned: VersionedStore, full_every: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from storage.version import Version
 
-CLOCK = "clock"
 COMMITS = "commits"
 DATA = "data"
 FILES = "files"
@@ -12,8 +11,6 @@ LEASES = "leases"
 LINEAGES = "lineages"
 RETIRED = "retired"
 TAGS = "tags"
-PROBE = "probe-"
-"""How the names of objects begin that only try whether a store can be written to."""
 
 CHUNK_BYTES = 16 << 20
 """About how large a chunk is: large enough for a disk's or a bucket's full speed, small enough to hold a few in memory."""

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from storage.format import layout
+from storage.objects import paths
 from storage.objects.info import ObjectInfo
 from storage.version import Version
 
@@ -69,6 +70,6 @@ def unclaimed(infos: Iterable[ObjectInfo], prefixes: Collection[str], files: Col
         elif _FILE.fullmatch(info.path) is not None:
             if info.path not in files:
                 found.append(orphan)
-        elif info.path.startswith((layout.PROBE, layout.CLOCK + "/")) and orphan.old(now):
+        elif info.path.startswith((paths.PROBE, paths.CLOCK + "/")) and orphan.old(now):
             found.append(orphan)
     return sorted([*found, *folders.values()])

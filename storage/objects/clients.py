@@ -1,6 +1,6 @@
 """Which fsspec client opens a URL, and with what time-outs; owns the clients' own retries, which it turns off.
 
-`storage/retries.py` tries again in one place. The clients would each do so too, inside of one another (s3fs 5 times 5 times
+`storage/objects/retries.py` tries again in one place. The clients would each do so too, inside of one another (s3fs 5 times 5 times
 botocore's 5), without a word and for minutes. What stays is aiohttp's: it sends a GET or PUT once more, at once, if the connection
 that it had kept turns out to be closed.
 """

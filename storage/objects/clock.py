@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 
 from storage.errors import StoreUnreachable
-from storage.format import layout
+from storage.objects import paths
 from storage.objects.store import ObjectStore
 
 
@@ -14,10 +14,10 @@ def store_time(store: ObjectStore) -> float:
 
     Stores tell times in seconds or finer. StoreUnreachable if the store doesn't list what was just written.
     """
-    path = f"{layout.CLOCK}/{uuid.uuid4().hex}"
+    path = f"{paths.CLOCK}/{uuid.uuid4().hex}"
     store.write(path, b"clock")
     try:
-        for info in store.infos(layout.CLOCK):
+        for info in store.infos(paths.CLOCK):
             if info.path == path:
                 return info.modified
     finally:

@@ -10,6 +10,12 @@ _PART = re.compile(r"[A-Za-z0-9._+=@,-]+")
 _LONGEST = 900
 """S3 takes keys of up to 1024 bytes; the rest is for the store's own prefix."""
 
+CLOCK = "clock"
+"""Folder of objects that are written only to see what time the store says it is."""
+
+PROBE = "probe-"
+"""How the names of objects begin that only try what a store does."""
+
 
 def checked(path: str) -> str:
     """`path` itself if it is a relative, `/`-separated path of plain names; UnsafePath for everything else.

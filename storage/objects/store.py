@@ -45,7 +45,7 @@ class ObjectStore:
 
     `storage_options` go to the fsspec client; credentials given there appear in no error, no log and no repr. `durable` makes
     local writes reach the disk before they return. What passes (throttling, lost connections, ...) is tried again within the
-    limits of `storage/retries.py`. The first creation in a process asks a server whether it keeps the condition, and raises
+    limits of `storage/objects/retries.py`. The first creation in a process asks a server whether it keeps the condition, and raises
     ConditionIgnored if it doesn't; with `single_writer` that is a warning in the log, and nothing but the caller's word
     then keeps two processes from creating the same object.
 
@@ -157,7 +157,7 @@ class ObjectStore:
 
     def check_writable(self) -> None:
         """Raises one StoreUnreachable, saying what to do, unless objects can be created, only once, read and deleted here."""
-        probe = f"probe-{uuid.uuid4().hex}"
+        probe = f"{paths.PROBE}{uuid.uuid4().hex}"
         try:
             self.create(probe, b"first")
             twice = self.create(probe, b"second")
@@ -226,7 +226,7 @@ class ObjectStore:
 
 def _overwrites(remote: RemoteObjects) -> bool:
     """Creates an object twice, to see whether the server lets it."""
-    probe = f"probe-{uuid.uuid4().hex}"
+    probe = f"{paths.PROBE}{uuid.uuid4().hex}"
     try:
         remote.create(probe, b"first")
     except client_errors.client_errors() as error:

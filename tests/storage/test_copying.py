@@ -15,6 +15,7 @@ from storage import copying
 from storage.copying import copy_lineages, copy_tags, copy_version
 from storage.errors import Damaged, StoreError, UnsafePath, VersionDiffers, VersionMissing
 from storage.format import layout
+from storage.objects import paths
 from storage.objects.store import ObjectStore
 from storage.version import Version
 from storage.weights import WeightStore
@@ -35,7 +36,7 @@ def published(store: WeightStore, *versions: Version) -> None:
 
 
 def held(store: WeightStore) -> dict[str, bytes]:
-    return {path: store.objects.read(path) for path in store.objects.list() if not path.startswith(layout.CLOCK)}
+    return {path: store.objects.read(path) for path in store.objects.list() if not path.startswith(paths.CLOCK)}
 
 
 @pytest.fixture
