@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.weight_states import make
+from storage.objects.file_bytes import Seen
 from storage.objects.store import ObjectStore
 from storage.version import Version
 from storage.weights import WeightStore
@@ -30,9 +31,9 @@ class CountingStore(ObjectStore):
         made.counted = self.counted
         return made
 
-    def read_into(self, path: str, buffer: npt.NDArray[np.uint8] | Sequence[npt.NDArray[np.uint8]], start: int = 0) -> int:
+    def read_into(self, path: str, buffer: npt.NDArray[np.uint8] | Sequence[npt.NDArray[np.uint8]], start: int = 0, seen: Seen | None = None) -> int:
         self.counted[0] += len(buffer) if isinstance(buffer, np.ndarray) else sum(map(len, buffer))
-        return super().read_into(path, buffer, start)
+        return super().read_into(path, buffer, start, seen)
 
 
 def slice_figures(url: str, size: str) -> dict[str, float]:

@@ -14,9 +14,10 @@ import numpy.typing as npt
 from storage.arrays.packing import ArrayValues
 from storage.errors import Damaged, ObjectMissing
 from storage.format import layout
-from storage.format.checksums import block_sums, combined, crc32c
+from storage.format.checksums import Running, block_sums, combined
 from storage.format.dtypes import ITEMSIZE
 from storage.format.index import ArrayEntry, ChunkEntry
+from storage.objects.file_bytes import Seen
 from storage.objects.spans import Bytes, total
 from storage.objects.store import ObjectStore
 from storage.version import Version
@@ -98,11 +99,13 @@ class ChunkReader:
                 return
 
     def _read_verified(self, entry: ChunkEntry, first: int, spans: Sequence[Bytes], seal: Bytes, tensor: str) -> None:
-        self._fetch(entry, [*spans, seal], first, tensor)
         if len(seal):
-            if not crc32c(spans) == int.from_bytes(seal.tobytes(), "little") == entry.crc32c:
+            running = Running(self.array.chunk_bytes)
+            self._fetch(entry, [*spans, seal], first, tensor, running.add)
+            if not running.value == int.from_bytes(seal.tobytes(), "little") == entry.crc32c:
                 raise self._damaged(entry, "has changed bytes", tensor)
             return
+        self._fetch(entry, spans, first, tensor)
         block, last = self.array.block_bytes, first + total(spans)
         kept = self._kept_sums(entry, tensor)[first // block :]
         for i, found in enumerate(block_sums(spans, block)):
@@ -119,9 +122,9 @@ class ChunkReader:
             if found != entry.bytes:
                 raise self._damaged(entry, _other_size(entry), tensor)
 
-    def _fetch(self, entry: ChunkEntry, buffers: Sequence[Bytes], start: int, tensor: str) -> None:
+    def _fetch(self, entry: ChunkEntry, buffers: Sequence[Bytes], start: int, tensor: str, seen: Seen | None = None) -> None:
         try:
-            end = self.folder.store.read_into(entry.key, buffers, start)
+            end = self.folder.store.read_into(entry.key, buffers, start, seen)
         except ObjectMissing as error:
             raise self._damaged(entry, "is missing", tensor) from error
         wanted = start + total(buffers)

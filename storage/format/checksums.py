@@ -6,19 +6,34 @@ from collections.abc import Sequence
 from functools import lru_cache, reduce
 from operator import xor
 
-import google_crc32c
 import numpy as np
+from crc32c import crc32c as _extended
 
 from storage.objects.spans import Bytes
 
 _Table = tuple[tuple[int, ...], ...]
 
 
+class Running:
+    """The checksum of the first `count` bytes that `add` is given, in turn; while they are in the cache, it costs little."""
+
+    def __init__(self, count: int) -> None:
+        self.value = 0
+        self._left = count
+
+    def add(self, buffers: Sequence[Bytes]) -> None:
+        """Takes in `buffers`, which follow what it had before."""
+        for buffer in buffers:
+            part = buffer[: self._left]
+            self.value = _extended(part.data, self.value)
+            self._left -= len(part)
+
+
 def crc32c(buffers: Sequence[Bytes]) -> int:
     """The checksum of `buffers`, back to back."""
     found = 0
     for buffer in buffers:
-        found = int(google_crc32c.extend(found, buffer))
+        found = _extended(buffer.data, found)
     return found
 
 
@@ -30,7 +45,7 @@ def block_sums(buffers: Sequence[Bytes], block_bytes: int) -> list[int]:
         at = 0
         while at < len(buffer):
             part = buffer[at : at + room]
-            found = int(google_crc32c.extend(found, part)) if room < block_bytes else int(google_crc32c.value(part))
+            found = _extended(part.data, found if room < block_bytes else 0)
             at += len(part)
             room -= len(part)
             if not room:
@@ -63,6 +78,6 @@ def _shifted_through(found: int, sums: Sequence[int], tables: _Table) -> int:
 def _shift(count: int) -> _Table:
     """For each byte of a checksum, what it becomes after `count` more bytes."""
     zeros = np.zeros(count, dtype=np.uint8)
-    nothing = int(google_crc32c.value(zeros))
-    bits = [int(google_crc32c.extend(1 << bit, zeros)) ^ nothing for bit in range(32)]
+    nothing = _extended(zeros.data)
+    bits = [_extended(zeros.data, 1 << bit) ^ nothing for bit in range(32)]
     return tuple(tuple(reduce(xor, (bits[8 * byte + bit] for bit in range(8) if value >> bit & 1), 0) for value in range(256)) for byte in range(4))

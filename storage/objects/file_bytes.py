@@ -5,11 +5,14 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from storage.objects.spans import Bytes, cut, total
+
+Seen = Callable[[Sequence[Bytes]], None]
+"""Is shown what was read, part by part and in order, while it is in the processor's cache."""
 
 _MAPPED_FROM = 1 << 20
 """Reads of less gain nothing from a mapping."""
@@ -21,16 +24,19 @@ _POPULATE_READ = 22
 """Linux's MADV_POPULATE_READ (5.14), for which Python has no name: brings the pages in, and says so where touching one that can't be
 read would kill the process."""
 
+_SHOWN_BYTES = 1 << 18
+"""How much is copied before it is shown; with what it is a copy of, this fits a core's own cache."""
+
 _MOST_BUFFERS = 1024
 """What one call of writev takes (IOV_MAX)."""
 
 
-def fill(descriptor: int, buffers: Sequence[Bytes], start: int) -> None:
+def fill(descriptor: int, buffers: Sequence[Bytes], start: int, seen: Seen | None = None) -> None:
     """Fills `buffers`, back to back, from byte `start` of an open file, as far as the file goes."""
     end = min(start + total(buffers), os.fstat(descriptor).st_size)
     if end - start >= _MAPPED_FROM and sys.platform == "linux":
         # The kernel copies what it has cached at about half the speed of a process that copies it out of a mapping.
-        done = _fill_mapped(descriptor, buffers, start, end)
+        done = _fill_mapped(descriptor, buffers, start, end, seen)
         buffers = cut(buffers, done, end - start)
         start += done
     for buffer in buffers:
@@ -41,6 +47,8 @@ def fill(descriptor: int, buffers: Sequence[Bytes], start: int) -> None:
                 return
             view = view[count:]
             start += count
+        if seen is not None:
+            seen([buffer])
 
 
 def put(descriptor: int, parts: Sequence[Bytes]) -> None:
@@ -56,7 +64,7 @@ def put(descriptor: int, parts: Sequence[Bytes]) -> None:
             views[at] = views[at][count:]
 
 
-def _fill_mapped(descriptor: int, buffers: Sequence[Bytes], start: int, end: int) -> int:
+def _fill_mapped(descriptor: int, buffers: Sequence[Bytes], start: int, end: int, seen: Seen | None) -> int:
     """How many bytes were copied: fewer than [start, end) if the file can't be mapped or read so, which reading it then explains."""
     for at in range(start, end, _WINDOW_BYTES):
         until = min(at + _WINDOW_BYTES, end)
@@ -67,7 +75,11 @@ def _fill_mapped(descriptor: int, buffers: Sequence[Bytes], start: int, end: int
         except OSError:
             return at - start
         source = np.frombuffer(mapped, dtype=np.uint8)[at - base :]
-        for target in cut(buffers, at - start, until - start):
-            np.copyto(target, source[: len(target)])
-            source = source[len(target) :]
+        for shown in range(at, until, _SHOWN_BYTES):
+            targets = cut(buffers, shown - start, min(shown + _SHOWN_BYTES, until) - start)
+            for target in targets:
+                np.copyto(target, source[: len(target)])
+                source = source[len(target) :]
+            if seen is not None:
+                seen(targets)
     return end - start

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.errors import UnsafePath
-from storage.objects.file_bytes import fill, put
+from storage.objects.file_bytes import Seen, fill, put
 from storage.objects.info import ObjectInfo
 
 Bytes = npt.NDArray[np.uint8]
@@ -37,10 +37,10 @@ class LocalObjects:
     def read(self, path: str) -> bytes:
         return Path(self._file(path)).read_bytes()
 
-    def read_into(self, path: str, buffers: Sequence[Bytes], start: int) -> int:
+    def read_into(self, path: str, buffers: Sequence[Bytes], start: int, seen: Seen | None = None) -> int:
         """Fills `buffers` from byte `start`; the object's whole size in bytes."""
         with open(self._file(path), "rb", buffering=0) as file:
-            fill(file.fileno(), buffers, start)
+            fill(file.fileno(), buffers, start, seen)
             return os.fstat(file.fileno()).st_size
 
     def write(self, path: str, parts: Sequence[Bytes]) -> None:

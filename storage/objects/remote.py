@@ -18,6 +18,7 @@ from fsspec.utils import tokenize
 
 from storage.objects import client_errors
 from storage.objects.clients import open_client
+from storage.objects.file_bytes import Seen
 from storage.objects.info import ObjectInfo
 from storage.objects.retries import retried
 
@@ -77,7 +78,7 @@ class RemoteObjects:
         options = {"max_concurrency": 1} if self._kind == "s3" else {}
         return bytes(self._retried(lambda: self._call("cat_file", key, **options), "reading", path))
 
-    def read_into(self, path: str, buffers: Sequence[Bytes], start: int) -> int:
+    def read_into(self, path: str, buffers: Sequence[Bytes], start: int, seen: Seen | None = None) -> int:
         """Fills `buffers` from byte `start`; how far the object was seen to reach, in bytes."""
         # One byte more than wanted tells an object that is too long from one that fits, without a second request.
         wanted = sum(map(len, buffers))
@@ -93,6 +94,8 @@ class RemoteObjects:
             taken = max(0, min(len(data) - at, len(buffer)))
             buffer[:taken] = np.frombuffer(data, dtype=np.uint8, count=taken, offset=at if taken else 0)
             at += taken
+        if seen is not None:
+            seen(buffers)
         return start + len(data)
 
     def write(self, path: str, parts: Sequence[Bytes]) -> None:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from storage.errors import ConditionIgnored, ForkedStore, ObjectMissing, StoreError, StoreUnreachable
 from storage.objects import client_errors, credentials, paths
 from storage.objects.conditions import RULE, condition_of
+from storage.objects.file_bytes import Seen
 from storage.objects.info import ObjectInfo
 from storage.objects.local import LocalObjects
 from storage.objects.remote import RemoteObjects
@@ -32,7 +33,7 @@ class Backend(Protocol):
     parallel: int
 
     def read(self, path: str) -> bytes: ...
-    def read_into(self, path: str, buffers: Sequence[Bytes], start: int) -> int: ...
+    def read_into(self, path: str, buffers: Sequence[Bytes], start: int, seen: Seen | None = None) -> int: ...
     def write(self, path: str, parts: Sequence[Bytes]) -> None: ...
     def create(self, path: str, data: bytes) -> bool: ...
     def infos(self, prefix: str) -> list[ObjectInfo]: ...
@@ -100,12 +101,16 @@ class ObjectStore:
         with self._translated("reading", paths.checked(path)):
             return self._backend.read(path)
 
-    def read_into(self, path: str, buffer: Bytes | Sequence[Bytes], start: int = 0) -> int:
+    def read_into(self, path: str, buffer: Bytes | Sequence[Bytes], start: int = 0, seen: Seen | None = None) -> int:
         """Fills `buffer`, or several one after the other, with the object's bytes from `start` on; where the object ends, or, if it
-        goes on after what was asked for, at least one byte more than that."""
+        goes on after what was asked for, at least one byte more than that.
+
+        `seen` is given what was read, part by part and in order, while it is in the processor's cache if it can be: to sum it up
+        at little cost. What it has seen counts only once this returns, and if all of the bytes were there.
+        """
         buffers = [buffer] if isinstance(buffer, np.ndarray) else buffer
         with self._translated("reading", paths.checked(path)):
-            return self._backend.read_into(path, buffers, start)
+            return self._backend.read_into(path, buffers, start, seen)
 
     def doubt(self, path: str) -> bool:
         """For a reader that finds other bytes in `path` than were written: whether this thread's next read of it may bring better

@@ -11,6 +11,7 @@ import numpy as np
 
 from storage.format import layout
 from storage.objects import paths
+from storage.objects.file_bytes import Seen
 from storage.objects.store import Bytes, ObjectStore
 from storage.peers.choice import Peers
 
@@ -64,19 +65,21 @@ class PeerStore(ObjectStore):
         child._peers, child._prefix, child._count = self._peers, f"{self._prefix}{prefix}/", self._count
         return child
 
-    def read_into(self, path: str, buffer: Bytes | Sequence[Bytes], start: int = 0) -> int:
+    def read_into(self, path: str, buffer: Bytes | Sequence[Bytes], start: int = 0, seen: Seen | None = None) -> int:
         """See `ObjectStore.read_into`."""
         whole = self._prefix + paths.checked(path)
         if self._peers is None or not whole.startswith(layout.DATA + "/"):
-            return super().read_into(path, buffer, start)
+            return super().read_into(path, buffer, start, seen)
         buffers = [buffer] if isinstance(buffer, np.ndarray) else buffer
         last: _Read | None = getattr(self._last, "read", None)
         if last is not None and last.doubted and last.path == path:
-            return self._settle(last, self._peers, buffers, start)
+            return self._settle(last, self._peers, buffers, start, seen)
         found = self._peers.read_into(whole, buffers, start)
         if found is None:
-            return self._from_store(path, buffers, start)
+            return self._from_store(path, buffers, start, seen)
         self._last.read = _Read(path, *found)
+        if seen is not None:
+            seen(buffers)
         return found[1]
 
     def doubt(self, path: str) -> bool:
@@ -87,18 +90,18 @@ class PeerStore(ObjectStore):
         last.doubted = True
         return True
 
-    def _settle(self, doubted: _Read, peers: Peers, buffers: Sequence[Bytes], start: int) -> int:
+    def _settle(self, doubted: _Read, peers: Peers, buffers: Sequence[Bytes], start: int, seen: Seen | None) -> int:
         """Reads what a peer is doubted for from the store; it is to blame only if the store says something else."""
         said = [buffer.copy() for buffer in buffers]
-        end = self._from_store(doubted.path, buffers, start)
+        end = self._from_store(doubted.path, buffers, start, seen)
         most = start + sum(map(len, buffers)) + 1  # a store may say no more of a longer object than that it goes on
         if min(end, most) != min(doubted.size, most) or not all(map(np.array_equal, said, buffers)):
             peers.leave_out(doubted.peer, f"what it gives for {doubted.path} isn't what the store has")
         return end
 
-    def _from_store(self, path: str, buffers: Sequence[Bytes], start: int) -> int:
+    def _from_store(self, path: str, buffers: Sequence[Bytes], start: int, seen: Seen | None) -> int:
         self._last.read = None
-        end = super().read_into(path, buffers, start)
+        end = super().read_into(path, buffers, start, seen)
         self._count.add(max(0, min(end - start, sum(map(len, buffers)))))
         return end
 

@@ -26,9 +26,9 @@ class Counting(ObjectStore):
         child.bytes = self.bytes
         return child
 
-    def read_into(self, path, buffer, start=0):
+    def read_into(self, path, buffer, start=0, seen=None):
         self.bytes.append(len(buffer) if isinstance(buffer, np.ndarray) else sum(map(len, buffer)))
-        return super().read_into(path, buffer, start)
+        return super().read_into(path, buffer, start, seen)
 
 
 @pytest.fixture(scope="module")

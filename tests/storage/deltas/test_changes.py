@@ -190,11 +190,11 @@ def test_a_slice_reads_no_more_of_base_and_changes_than_its_segments(local, monk
     fetched: dict[str, int] = {}
     read_into = ObjectStore.read_into
 
-    def counted(self, path, buffers, start=0):
+    def counted(self, path, buffers, start=0, seen=None):
         size = len(buffers) if isinstance(buffers, np.ndarray) else sum(map(len, buffers))
         array = f"{self.url}/{path}".split("/")[-3]
         fetched[array] = fetched.get(array, 0) + size
-        return read_into(self, path, buffers, start)
+        return read_into(self, path, buffers, start, seen)
 
     monkeypatch.setattr(ObjectStore, "read_into", counted)
     found = local.pull(v(2), names=["w"], slices={"w": slice(5_000, 5_010)})

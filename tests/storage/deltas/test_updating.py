@@ -40,9 +40,9 @@ def test_only_the_changes_since_are_read_and_told_of_before(local, monkeypatch):
     read: list[str] = []
     read_into = ObjectStore.read_into
 
-    def noted(self, path, buffers, start=0):
+    def noted(self, path, buffers, start=0, seen=None):
         read.append(f"{self.url}/{path}")
-        return read_into(self, path, buffers, start)
+        return read_into(self, path, buffers, start, seen)
 
     monkeypatch.setattr(ObjectStore, "read_into", noted)
     local.pull(v(3), base=v(1), out=copies(states[1]))

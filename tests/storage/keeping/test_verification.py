@@ -188,9 +188,9 @@ def test_verifying_holds_a_few_chunks_and_not_the_state(place, monkeypatch):
     asked = []
     read_into = type(weights.objects).read_into
 
-    def counted(self, path, buffer, start=0):
+    def counted(self, path, buffer, start=0, seen=None):
         asked.append(sum(map(len, buffer)) if isinstance(buffer, list) else len(buffer))
-        return read_into(self, path, buffer, start)
+        return read_into(self, path, buffer, start, seen)
 
     monkeypatch.setattr(type(weights.objects), "read_into", counted)
     assert weights.verify().sound

@@ -82,3 +82,17 @@ def test_any_number_of_parts_is_written_in_order(tmp_path, monkeypatch):
     os.close(descriptor)
     assert (tmp_path / "x").read_bytes() == np.concatenate(parts).tobytes()
     assert max(written) == 1024
+
+
+def test_what_is_read_is_shown_once_in_order_and_in_place(tmp_path, monkeypatch):
+    data = np.random.default_rng(0).integers(0, 256, 3 << 20, dtype=np.uint8)
+    file = tmp_path / "file"
+    file.write_bytes(data.tobytes())
+    for mapped_from in (1, 1 << 40):
+        monkeypatch.setattr(file_bytes, "_MAPPED_FROM", mapped_from)
+        buffers = [np.zeros(count, dtype=np.uint8) for count in (5, 1 << 20, 0, (1 << 20) + 3)]
+        shown: list[np.ndarray] = []
+        with file.open("rb") as opened:
+            fill(opened.fileno(), buffers, 7, shown.extend)
+        assert np.array_equal(np.concatenate(shown), data[7 : 7 + 8 + (2 << 20)])
+        assert all(any(np.shares_memory(part, buffer) for buffer in buffers) for part in shown if len(part))
