@@ -11,11 +11,13 @@ from typing import NoReturn
 
 import numpy as np
 
+from storage.deltas.chains import chain
 from storage.differences import differences
-from storage.errors import Damaged, ObjectMissing, StoreError, VersionDiffers, VersionMissing, VersionTaken
+from storage.errors import Damaged, ObjectMissing, StoreError, VersionDiffers, VersionTaken
 from storage.format import layout
 from storage.format.checksums import crc32c
-from storage.format.commit import Commit, decode
+from storage.format.commit import Commit
+from storage.format.commits import read_stored
 from storage.format.index import ChunkEntry, ObjectEntry
 from storage.keeping.lineages import Lineages
 from storage.objects.clock import store_time
@@ -76,24 +78,13 @@ def copy_tags(source: WeightStore, target: WeightStore, versions: Iterable[Versi
 
 def _chain(source: WeightStore, version: Version) -> list[tuple[Commit, bytes]]:
     """A version's commit as read and as stored, then that of what its data is changes of, to the full one."""
-    found: list[tuple[Commit, bytes]] = []
-    seen: set[Version] = set()
-    at: Version | None = version
-    while at is not None:
-        path = layout.commit_path(at)
-        try:
-            data = source.objects.read(path)
-        except ObjectMissing as error:
-            if not found:
-                raise VersionMissing(at, source.url) from error
-            raise Damaged(what=path, reason="is missing, and its data is needed", url=source.url, version=version) from error
-        commit = decode(data, at, path, source.url)
-        if at in seen:
-            raise Damaged(what=path, reason="is stored as changes of itself", url=source.url, version=version)
-        seen.add(at)
-        found.append((commit, data))
-        at = commit.base
-    return found
+    stored: dict[Version, bytes] = {}
+
+    def load(needed: Version) -> Commit:
+        commit, stored[needed] = read_stored(source.objects, needed)
+        return commit
+
+    return [(commit, stored[commit.version]) for commit in chain(load(version), load, source.url)]
 
 
 def _is_there(source: WeightStore, version: Version, target: WeightStore, data: bytes) -> bool:

@@ -17,9 +17,10 @@ from storage.arrays.unpacking import NO_SLICES, NO_TENSORS, Unpacker
 from storage.arrays.writing import new_attempt, put_object, write_arrays
 from storage.deltas.chains import chain, links_of, readers_of
 from storage.deltas.updating import can_update, update
-from storage.errors import ObjectMissing, PublishTooLong, StoreError, VersionMissing, VersionPassed, VersionTaken
+from storage.errors import PublishTooLong, StoreError, VersionMissing, VersionPassed, VersionTaken
 from storage.format import layout
-from storage.format.commit import FORMAT, JSON, Commit, decode, encode
+from storage.format.commit import FORMAT, JSON, Commit, encode
+from storage.format.commits import read_commit, versions_in
 from storage.format.index import DeltaEntry, TensorEntry
 from storage.keeping.leases import Leases
 from storage.keeping.lineages import Lineages
@@ -48,8 +49,7 @@ class VersionedStore:
 
     def versions(self) -> list[Version]:
         """All versions that exist, ascending, abandoned tails included."""
-        found = (layout.commit_version(path) for path in self.store.list(layout.COMMITS))
-        return sorted(version for version in found if version is not None)
+        return versions_in(self.store)
 
     def newest(self, lineage: int | None = None) -> Version | None:
         """See `Lineages.newest`."""
@@ -61,12 +61,7 @@ class VersionedStore:
 
     def commit(self, version: Version) -> Commit:
         """What `version` holds. VersionMissing, Damaged or UnknownFormat."""
-        path = layout.commit_path(version)
-        try:
-            data = self.store.read(path)
-        except ObjectMissing as error:
-            raise VersionMissing(version, self.store.url) from error
-        return decode(data, version, path, self.store.url)
+        return read_commit(self.store, version)
 
     def needed_commit(self, version: Version) -> Commit:
         """The commit of a version that another one's data needs: also of one that was retired since its reader began, while its data

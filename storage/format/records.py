@@ -1,4 +1,4 @@
-"""Small sealed JSON objects beside the versions (tags, leases, retirements); owns their envelope, not their fields."""
+"""Small sealed JSON objects beside the versions (tags, leases, lineages, retirements); owns their envelope, not their fields."""
 
 from __future__ import annotations
 

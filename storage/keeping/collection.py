@@ -15,9 +15,10 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from storage.errors import Damaged, ObjectMissing
+from storage.errors import Damaged, ObjectMissing, VersionMissing
 from storage.format import layout
-from storage.format.commit import decode
+from storage.format.commit import Commit
+from storage.format.commits import read_commit, versions_in
 from storage.keeping.leases import Leases
 from storage.keeping.lineages import Lineages
 from storage.keeping.orphans import Orphan, attempt_prefix, prefix_version, unclaimed
@@ -62,6 +63,10 @@ class _Known:
     attempt: str
     base: Version | None
     files: frozenset[str]
+
+    @classmethod
+    def of(cls, commit: Commit) -> _Known:
+        return cls(commit.attempt, commit.base, frozenset(entry.key for entry in commit.files.values()))
 
 
 def collect(store: ObjectStore, retention: Retention, *, grace_s: float, now: float | None = None, dry_run: bool = False) -> Collection:
@@ -121,12 +126,11 @@ class _Collector:
             if held.expires > self._now:
                 leases[held.version] = (*leases.get(held.version, ()), held.holder)
         parents = Lineages(self._store).parents()
-        versions = [v for v in map(layout.commit_version, self._store.list(layout.COMMITS)) if v is not None]
+        versions = versions_in(self._store)
         unread = [version for version in versions if version not in self._known]
         gone = {version for version, there in zip(unread, side_by_side(self._learn, unread, self._store.parallel), strict=True) if not there}
         for record in retired:
-            known = _Known(record.commit.attempt, record.commit.base, frozenset(entry.key for entry in record.commit.files.values()))
-            self._known.setdefault(record.version, known)
+            self._known.setdefault(record.version, _Known.of(record.commit))
         existing = set(versions) - gone
         keep = kept(self._retention, existing, Claims(tags, leases, parents), self._base)
         for version in self._unreadable & existing:
@@ -135,16 +139,13 @@ class _Collector:
 
     def _learn(self, version: Version) -> bool:
         """Reads a commit; False if it has gone meanwhile. UnknownFormat stops the collection: what such a version needs is unknown."""
-        path = layout.commit_path(version)
         try:
-            commit = decode(self._store.read(path), version, path, self._store.url)
-        except ObjectMissing:
+            self._known[version] = _Known.of(read_commit(self._store, version))
+        except VersionMissing:
             return False
         except Damaged as error:
             _log.warning("%s; it stays as it is", error)
             self._unreadable.add(version)
-            return True
-        self._known[version] = _Known(commit.attempt, commit.base, frozenset(entry.key for entry in commit.files.values()))
         return True
 
     def _base(self, version: Version) -> Version | None:
@@ -152,11 +153,10 @@ class _Collector:
         return None if known is None else known.base
 
     def _depth(self, version: Version) -> tuple[int, Version]:
-        chain, base = {version}, self._base(version)
-        while base is not None and base not in chain:
-            chain.add(base)
-            base = self._base(base)
-        return len(chain), version
+        depth, base = 1, self._base(version)
+        while base is not None:  # (older each time, or its commit would have been refused)
+            depth, base = depth + 1, self._base(base)
+        return depth, version
 
     def _restorable(self, retired: Retired, existing: set[Version], keep: dict[Version, tuple[str, ...]]) -> bool:
         return not retired.gone and retired.version not in existing and retired.version in keep

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 
 from storage.errors import StoreUnreachable
-from storage.format import layout
+from storage.format.commits import versions_in
 from storage.keeping.lineages import Lineages, surviving
 from storage.objects.store import ObjectStore
 from storage.version import Version
@@ -75,8 +75,7 @@ class Follower:
         for number in self._lineages.numbers():
             if number not in self._parents:  # a lineage's record never changes
                 self._parents[number] = self._lineages.parent(number)
-        found = (layout.commit_version(path) for path in self._store.list(layout.COMMITS))
-        return [version for version in found if version is not None]
+        return versions_in(self._store)
 
 
 def next_version(versions: Iterable[Version], parents: dict[int, Version | None], last: Version | None, window: int | None) -> Version | None:

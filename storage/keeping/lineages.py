@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from storage.errors import Damaged, ObjectMissing, StoreError, VersionMissing
-from storage.format import layout
-from storage.format.commit import FORMAT, sealed, unsealed
+from storage.errors import Damaged, StoreError, VersionMissing
+from storage.format import layout, records
 from storage.objects.store import ObjectStore
 from storage.version import Version
 
@@ -36,8 +34,8 @@ class Lineages:
             raise VersionMissing(parent, self._store.url)
         number = max((*self.numbers(), *(version.lineage for version in versions)), default=-1) + 1
         for _ in range(_OPEN_ATTEMPTS):
-            record = {"format": FORMAT, "lineage": number, "parent": None if parent is None else str(parent), "created": time.time()}
-            if self._store.create(layout.lineage_path(number), sealed(json.dumps(record, separators=(",", ":")).encode())):
+            record = {"lineage": number, "parent": None if parent is None else str(parent), "created": time.time()}
+            if self._store.create(layout.lineage_path(number), records.encoded(record)):
                 # A collector deletes a commit first and looks at the lineages then; so one of the two sees what the other did.
                 if parent is not None and not self._store.exists(layout.commit_path(parent)):
                     self._store.delete(layout.lineage_path(number))
@@ -49,11 +47,8 @@ class Lineages:
     def parent(self, number: int) -> Version | None:
         """The version that a lineage branched off; None for a root. Damaged if its record is."""
         path = layout.lineage_path(number)
-        try:
-            data = self._store.read(path)
-        except ObjectMissing:
-            return None
-        spelled = unsealed(data, path, self._store.url).get("parent")
+        record = records.read(self._store, path)
+        spelled = None if record is None else record.get("parent")
         if spelled is None:
             return None
         try:

@@ -11,9 +11,10 @@ import time
 import uuid
 from dataclasses import dataclass
 
-from storage.errors import Damaged, ObjectMissing
+from storage.errors import Damaged, VersionMissing
 from storage.format import layout, records
 from storage.format.commit import JSON, Commit, decode
+from storage.format.commits import read_stored
 from storage.objects.store import ObjectStore
 from storage.version import Version
 
@@ -67,18 +68,17 @@ class Retirements:
 
     def retire(self, version: Version, attempt: str) -> bool:
         """Makes `version`, if its commit is still that of `attempt`, one that doesn't exist, with its data kept; whether it did."""
-        path = layout.commit_path(version)
         try:
-            data = self._store.read(path)
-        except ObjectMissing:
+            commit, data = read_stored(self._store, version)
+        except VersionMissing:
             return False
-        if decode(data, version, path, self._store.url).attempt != attempt:
+        if commit.attempt != attempt:
             return False
         begun = time.monotonic()
         self._write(version, data, gone=False)
         if time.monotonic() - begun > STALL_S:
             return False
-        self._store.delete(path)
+        self._store.delete(layout.commit_path(version))
         return True
 
     def restore(self, retired: Retired) -> bool:

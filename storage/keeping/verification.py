@@ -14,10 +14,11 @@ from typing import TypeVar
 import numpy as np
 
 from storage.arrays.extents import tensors_in
-from storage.errors import Damaged, ObjectMissing, StoreError, UnknownFormat
+from storage.errors import Damaged, ObjectMissing, StoreError, UnknownFormat, VersionMissing
 from storage.format import layout, records
 from storage.format.checksums import block_sums, combined
-from storage.format.commit import Commit, decode
+from storage.format.commit import Commit
+from storage.format.commits import read_commit, versions_in
 from storage.format.index import ArrayEntry, ChunkEntry, ObjectEntry
 from storage.keeping.lineages import Lineages
 from storage.keeping.orphans import Orphan, prefix_version, unclaimed
@@ -101,8 +102,7 @@ class _Verifier:
 
     def run(self, wanted: list[Version] | None) -> Verification:
         listed = self._store.infos()
-        there = self._existing()
-        versions = there if wanted is None else wanted
+        versions = versions_in(self._store) if wanted is None else wanted
         for version in versions:
             self._read_chain(version)
         jobs = list(self._jobs())
@@ -110,7 +110,7 @@ class _Verifier:
         for damages in side_by_side(self._check, jobs, self._store.parallel):
             self._damages += damages
         retired = self._records() if wanted is None else []
-        still = set(self._existing())
+        still = set(versions_in(self._store))
         lost = ((path, version) for path, version in self._tagged.items() if version is not None and version not in still)
         self._damages += [Damage(path, f"is on version {version}, which isn't there") for path, version in lost]
         # A version that a collection retired meanwhile may have lost data, which is no damage: it isn't there any more.
@@ -124,30 +124,23 @@ class _Verifier:
             retired=tuple(one.version for one in retired),
         )
 
-    def _existing(self) -> list[Version]:
-        return sorted(version for version in map(layout.commit_version, self._store.list(layout.COMMITS)) if version is not None)
-
     def _read_chain(self, version: Version) -> None:
         """Reads the commits of a version and of all that its data needs."""
         asked_by: Version | None = None
-        seen: set[Version] = set()
         current: Version | None = version
-        while current is not None and current not in seen:
-            seen.add(current)
+        while current is not None:
             if current not in self._commits:
                 commit = self._read_commit(current, asked_by)
                 if commit is None:
                     return
                 self._commits[current] = commit
-            asked_by, current = current, self._commits[current].base
-        if current is not None:
-            self._damages.append(Damage(layout.commit_path(version), f"needs itself: its base leads back to {current}", version))
+            asked_by, current = current, self._commits[current].base  # (older, or the commit would have been refused)
 
     def _read_commit(self, version: Version, asked_by: Version | None) -> Commit | None:
         path = layout.commit_path(version)
         try:
-            return decode(self._store.read(path), version, path, self._store.url)
-        except ObjectMissing:
+            return read_commit(self._store, version)
+        except VersionMissing:
             needed = "is missing" if asked_by is None else f"is missing, and {asked_by} is stored as changes of it"
             lost = () if asked_by is None else tuple(self._commits[asked_by].tensors)
             self._damages.append(Damage(path, needed, asked_by or version, lost))

@@ -204,7 +204,7 @@ def test_damage_in_the_source_is_found_on_the_way_and_names_the_object(store: We
 
 def test_a_missing_base_is_damage_of_the_source(changed: WeightStore, store: WeightStore) -> None:
     changed.objects.delete("commits/0-00000000.json")
-    with pytest.raises(Damaged, match="its data is needed"):
+    with pytest.raises(Damaged, match="leads to version 0-0, which is gone"):
         copy_version(changed, Version(0, 2), store)
     assert store.versions() == []
 
