@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from benchmarks.weight_states import make
-from storage.objects.file_bytes import Seen
+from storage.objects.spans import Bytes, Seen, total
 from storage.objects.store import ObjectStore
 from storage.version import Version
 from storage.weights import WeightStore
@@ -31,8 +30,8 @@ class CountingStore(ObjectStore):
         made.counted = self.counted
         return made
 
-    def read_into(self, path: str, buffer: npt.NDArray[np.uint8] | Sequence[npt.NDArray[np.uint8]], start: int = 0, seen: Seen | None = None) -> int:
-        self.counted[0] += len(buffer) if isinstance(buffer, np.ndarray) else sum(map(len, buffer))
+    def read_into(self, path: str, buffer: Bytes | Sequence[Bytes], start: int = 0, seen: Seen | None = None) -> int:
+        self.counted[0] += len(buffer) if isinstance(buffer, np.ndarray) else total(buffer)
         return super().read_into(path, buffer, start, seen)
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from storage.arrays.packing import ArrayValues
 from storage.errors import Damaged, ObjectMissing
@@ -17,8 +15,8 @@ from storage.format import layout
 from storage.format.checksums import Running, block_sums, combined
 from storage.format.dtypes import ITEMSIZE
 from storage.format.index import ArrayEntry, ChunkEntry
-from storage.objects.file_bytes import Seen
-from storage.objects.spans import Bytes, total
+from storage.format.numbers import Numbers, numbers_of, spelled
+from storage.objects.spans import Bytes, Seen, total
 from storage.objects.store import ObjectStore
 from storage.version import Version
 
@@ -131,9 +129,9 @@ class ChunkReader:
         if end < wanted or (wanted == entry.bytes and end != entry.bytes):
             raise self._damaged(entry, _other_size(entry), tensor)
 
-    def _kept_sums(self, entry: ChunkEntry, tensor: str) -> npt.NDArray[np.uint32]:
+    def _kept_sums(self, entry: ChunkEntry, tensor: str) -> Numbers:
         try:
-            sums = np.frombuffer(base64.b64decode(entry.blocks, validate=True), dtype="<u4")
+            sums = numbers_of(entry.blocks)
         except ValueError as error:
             raise self._damaged(entry, "has a broken list of block checksums", tensor) from error
         if len(sums) != -(-self.array.chunk_bytes // self.array.block_bytes):
@@ -156,8 +154,7 @@ def write_chunk(store: ObjectStore, name: str, array: ArrayValues, number: int) 
     seal = np.frombuffer(crc.to_bytes(layout.CHECKSUM_BYTES, "little"), dtype=np.uint8)
     key = layout.chunk_key(name, number)
     store.write(key, [*parts, seal])
-    blocks = base64.b64encode(np.array(sums, dtype="<u4").tobytes()).decode()
-    return ChunkEntry(key, size + layout.CHECKSUM_BYTES, crc, blocks)
+    return ChunkEntry(key, size + layout.CHECKSUM_BYTES, crc, spelled(sums))
 
 
 def _other_size(entry: ChunkEntry) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import math
 from collections.abc import Iterator
 
 import numpy as np
 
 from storage.format.commit import Commit
 from storage.format.dtypes import ITEMSIZE
-from storage.format.index import DeltaEntry
+from storage.format.index import DeltaEntry, places_of
+from storage.format.numbers import numbers_of
 
 
 def tensors_in(commit: Commit, array: str, number: int) -> tuple[str, ...]:
@@ -25,23 +24,19 @@ def tensors_in(commit: Commit, array: str, number: int) -> tuple[str, ...]:
         if delta.stream == array:
             spans += [(name, start, end) for start, end in _changed(delta, first, last)]
     owners = {
-        name for name, holder, start, end in _extents(commit) for other, first, last in spans if holder == other and start < last and first < end
+        name
+        for name, tensor in commit.tensors.items()
+        for place, offset, count in places_of(tensor)
+        for other, first, last in spans
+        if place == other and offset < last and first < offset + count
     }
     aliases = {name for name, tensor in commit.tensors.items() if tensor.alias_of in owners}
     return tuple(sorted(owners | aliases))
 
 
-def _extents(commit: Commit) -> Iterator[tuple[str, str, int, int]]:
-    for name, tensor in commit.tensors.items():
-        if tensor.array is not None and tensor.alias_of is None:
-            yield name, tensor.array, tensor.offset, tensor.offset + tensor.numel
-        for shard in tensor.shards:
-            yield name, shard.array, shard.offset, shard.offset + math.prod(shard.shape)
-
-
 def _changed(delta: DeltaEntry, first: int, last: int) -> Iterator[tuple[int, int]]:
     """[start, end) of the values whose encoded changes have bytes in [first, last) of the stream."""
-    ends = np.cumsum(np.frombuffer(base64.b64decode(delta.sizes), dtype="<u4").astype(np.int64))
+    ends = np.cumsum(numbers_of(delta.sizes), dtype=np.int64)
     itemsize = ITEMSIZE[delta.dtype]
     at = 0
     for chunk in range(-(-delta.length // delta.chunk)):

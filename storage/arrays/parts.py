@@ -10,7 +10,7 @@ import pydantic
 
 from storage.arrays.packing import Packed
 from storage.errors import Damaged, ShardsRefused, UnsafePath
-from storage.format.boxes import Box, covers, whole
+from storage.format.boxes import box_at, covers, whole
 from storage.format.commit import FORMAT, sealed, unsealed
 from storage.format.index import ArrayEntry, IndexRefused, ObjectEntry, ShardEntry, TensorEntry, check_array
 from storage.version import Version
@@ -141,17 +141,13 @@ def _owner(name: str, owners: Iterable[str | None], boxes: Sequence[tuple[int, H
 
 
 def _check_cover(name: str, shape: tuple[int, ...], boxes: Sequence[tuple[int, HeldTensor]]) -> None:
-    if not covers(whole(shape), [_box(part) for _, part in boxes]):
+    if not covers(whole(shape), [box_at(part.start, part.held) for _, part in boxes]):
         ranks = ", ".join(str(rank) for rank, _ in boxes[:20]) + (", ..." if len(boxes) > 20 else "")
         total = sum(prod(part.held) for _, part in boxes)
         raise ShardsRefused(
             f"tensor {name!r} of {list(shape)} isn't made up exactly once by what ranks {ranks or 'none'} gave of it: "
             f"{total} values for {prod(shape)}; let one rank write what several hold"
         )
-
-
-def _box(part: HeldTensor) -> Box:
-    return tuple(slice(at, at + size) for at, size in zip(part.start, part.held, strict=True))
 
 
 def _shard(name: str, part: HeldTensor) -> ShardEntry:

@@ -12,7 +12,7 @@ from storage.arrays.chunks import ArrayReader
 from storage.arrays.reading import Part, Source, check_sizes, read_parts
 from storage.arrays.selection import Selection, Slices, all_of, selected
 from storage.errors import TensorMismatch, UnknownTensor
-from storage.format.boxes import Box, common, sizes, whole, within
+from storage.format.boxes import Box, box_at, common, sizes, whole, within
 from storage.format.commit import Commit
 from storage.format.dtypes import ITEMSIZE, TORCH_OF, name_of
 from storage.format.index import TensorEntry
@@ -88,8 +88,7 @@ class Unpacker:
             if box is not None:
                 yield Source(name, entry.array, entry.offset, entry.shape, box, itemsize), box
         for shard in entry.shards:
-            held = tuple(slice(at, at + size) for at, size in zip(shard.start, shard.shape, strict=True))
-            box = common(held, selection.box)
+            box = common(box_at(shard.start, shard.shape), selection.box)
             if box is not None:
                 yield Source(name, shard.array, shard.offset, shard.shape, within(box, shard.start), itemsize), box
 

@@ -11,11 +11,11 @@ import numpy as np
 from storage.arrays.packing import ArrayValues, Packed, chunk_count, chunk_length
 from storage.format import codec
 from storage.format.checksums import crc32c
-from storage.format.delta_index import spelled
 from storage.format.dtypes import ITEMSIZE, WORD
 from storage.format.index import DeltaEntry
 from storage.format.layout import SEGMENT_BYTES
-from storage.objects.spans import Bytes, cut, joined
+from storage.format.numbers import spelled
+from storage.objects.spans import Bytes, cut, joined, total
 from storage.version import Version
 
 WORTH = 0.75
@@ -82,8 +82,7 @@ def as_changes(new: Packed, base: Base) -> Packed | None:
         stream = name + _STREAM_SUFFIX if changes else None
         if stream is not None:
             streams[stream] = _Stream(at, chunk_length(at, "uint8"), starts, changes)
-        listed = (spelled(np.array(numbers, dtype=np.uint32)) for numbers in (sizes, sums))
-        deltas[name] = DeltaEntry(values.dtype, values.length, values.chunk, SEGMENT_BYTES, stream, *listed)
+        deltas[name] = DeltaEntry(values.dtype, values.length, values.chunk, SEGMENT_BYTES, stream, spelled(sizes), spelled(sums))
     return Packed(streams, new.tensors, base.version, deltas)
 
 
@@ -96,7 +95,7 @@ def _segments(old: ArrayValues, new: ArrayValues) -> Iterator[tuple[bytes, int]]
     word = WORD[new.dtype]
     for number in range(chunk_count(new)):
         before, after = list(old.chunk_parts(number)), list(new.chunk_parts(number))
-        size = sum(map(len, after))
+        size = total(after)
         for at in range(0, size, SEGMENT_BYTES):
             values = joined(cut(after, at, at + SEGMENT_BYTES))
             yield codec.encode(joined(cut(before, at, at + SEGMENT_BYTES)), values, word), crc32c([values])

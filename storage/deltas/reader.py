@@ -13,10 +13,11 @@ from storage.errors import Damaged
 from storage.format import codec
 from storage.format.checksums import crc32c
 from storage.format.codec import ChangeRefused
-from storage.format.delta_index import Numbers, numbers_of, segments_per_chunk
+from storage.format.delta_index import segments_per_chunk
 from storage.format.dtypes import ITEMSIZE, WORD
 from storage.format.index import DeltaEntry
-from storage.objects.spans import Bytes, cut, total
+from storage.format.numbers import Numbers, numbers_of
+from storage.objects.spans import Bytes, cut, spread, total
 from storage.version import Version
 
 
@@ -133,11 +134,4 @@ def apply_links(links: Sequence[Changes], number: int, first: int, spans: Sequen
         for link, change in zip(links, changes, strict=True):
             link.apply(at + i, values, change[i], tensor)
         if len(parts) > 1:
-            _spread(values, parts)
-
-
-def _spread(values: Bytes, parts: Sequence[Bytes]) -> None:
-    at = 0
-    for part in parts:
-        part[:] = values[at : at + len(part)]
-        at += len(part)
+            spread(values, parts)

@@ -19,6 +19,11 @@ def whole(shape: Sequence[int]) -> Box:
     return tuple(slice(0, size) for size in shape)
 
 
+def box_at(start: Sequence[int], shape: Sequence[int]) -> Box:
+    """The box of `shape` from index `start` on."""
+    return tuple(slice(at, at + size) for at, size in zip(start, shape, strict=True))
+
+
 def sizes(box: Box) -> tuple[int, ...]:
     """The shape of what is in a box."""
     return tuple(cut.stop - cut.start for cut in box)

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from numcodecs import zstd
 
-Bytes = npt.NDArray[np.uint8]
+from storage.objects.spans import Bytes
 
 _EMPTY, _SPARSE, _DENSE, _WHOLE = 0, 1, 2, 3
 _STORED, _ZSTD = 0, 1

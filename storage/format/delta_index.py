@@ -1,34 +1,18 @@
-"""Whether what a commit says of its changes can be true; owns that check, which nothing is read before, and the lists it spells."""
+"""Whether what a commit says of its changes can be true; owns that check, which nothing is read before."""
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 
 from storage.format.codec import largest
 from storage.format.dtypes import ITEMSIZE
 from storage.format.index import ArrayEntry, DeltaEntry, IndexRefused, check_array_name, check_array_sizes
+from storage.format.numbers import Numbers, numbers_of
 
 _LARGEST_SEGMENT = 64 << 20
 """A reader takes memory for a few segments on the index's word."""
-
-Numbers = npt.NDArray[np.uint32]
-
-
-def spelled(numbers: Numbers) -> str:
-    """Little-endian uint32 in base64."""
-    return base64.b64encode(numbers.astype("<u4").tobytes()).decode()
-
-
-def numbers_of(text: str) -> Numbers:
-    """What `spelled` gave; IndexRefused for anything else."""
-    try:
-        return np.frombuffer(base64.b64decode(text, validate=True), dtype="<u4")
-    except ValueError as error:
-        raise IndexRefused(f"a list of numbers can't be read: {error}") from error
 
 
 def segments_per_chunk(delta: DeltaEntry) -> int:
@@ -50,7 +34,7 @@ def _check_delta(name: str, delta: DeltaEntry, arrays: Mapping[str, ArrayEntry])
     itemsize = ITEMSIZE[delta.dtype]
     if not 1 <= delta.segment <= _LARGEST_SEGMENT or delta.segment % itemsize:
         raise IndexRefused(f"changes of {name!r} can't come in segments of {delta.segment} bytes")
-    sizes, sums = numbers_of(delta.sizes), numbers_of(delta.crc32c)
+    sizes, sums = _numbers(name, delta.sizes), _numbers(name, delta.crc32c)
     full, rest = divmod(delta.length, delta.chunk)
     count = full * segments_per_chunk(delta) + -(-rest * itemsize // delta.segment)
     if not len(sizes) == len(sums) == count:
@@ -65,3 +49,10 @@ def _check_delta(name: str, delta: DeltaEntry, arrays: Mapping[str, ArrayEntry])
     stream = arrays.get(delta.stream)
     if stream is None or stream.dtype != "uint8" or stream.length != total:
         raise IndexRefused(f"changes of {name!r} are said to be in array {delta.stream[:60]!r}, which doesn't hold their {total} bytes")
+
+
+def _numbers(name: str, text: str) -> Numbers:
+    try:
+        return numbers_of(text)
+    except ValueError as error:
+        raise IndexRefused(f"a list of changes of {name!r} can't be read: {error}") from error

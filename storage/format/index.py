@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from storage.format import layout
-from storage.format.boxes import covers, whole
+from storage.format.boxes import box_at, covers, whole
 from storage.format.dtypes import ITEMSIZE
 
 _ARRAY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
@@ -130,7 +130,7 @@ def check_index(arrays: Mapping[str, ArrayEntry], deltas: Mapping[str, DeltaEntr
     spans: dict[str, list[tuple[int, int, str]]] = {name: [] for name in places}
     for name, tensor in tensors.items():
         _check_tensor(name, tensor, places, tensors)
-        for place, offset, count in _places_of(tensor):
+        for place, offset, count in places_of(tensor):
             spans[place].append((offset, offset + count, name))
     for taken in spans.values():
         taken.sort()
@@ -139,7 +139,7 @@ def check_index(arrays: Mapping[str, ArrayEntry], deltas: Mapping[str, DeltaEntr
                 raise IndexRefused(f"tensors {one!r} and {other!r} overlap")
 
 
-def _places_of(tensor: TensorEntry) -> Iterator[tuple[str, int, int]]:
+def places_of(tensor: TensorEntry) -> Iterator[tuple[str, int, int]]:
     """Array, first value and count of each run of values that a tensor calls its own."""
     if tensor.array is not None and tensor.alias_of is None:
         yield tensor.array, tensor.offset, tensor.numel
@@ -200,7 +200,7 @@ def _check_shards(name: str, tensor: TensorEntry, places: Mapping[str, ArrayEntr
         if not len(shard.start) == len(shard.shape) == len(tensor.shape) or min(shard.start, default=0) < 0 or min(shard.shape, default=1) < 1:
             raise IndexRefused(f"a shard of tensor {name!r} has impossible sizes")
         _check_place(name, tensor.dtype, shard.array, shard.offset, math.prod(shard.shape), places)
-        boxes.append(tuple(slice(at, at + size) for at, size in zip(shard.start, shard.shape, strict=True)))
+        boxes.append(box_at(shard.start, shard.shape))
     if not covers(whole(tensor.shape), boxes):
         raise IndexRefused(f"tensor {name!r} isn't made up exactly once by its {len(boxes)} shards")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import threading
 import time
@@ -20,6 +19,7 @@ from storage.format.checksums import block_sums, combined
 from storage.format.commit import Commit
 from storage.format.commits import read_commit, versions_in
 from storage.format.index import ArrayEntry, ChunkEntry, ObjectEntry
+from storage.format.numbers import spelled
 from storage.keeping.lineages import Lineages
 from storage.keeping.orphans import Orphan, prefix_version, unclaimed
 from storage.keeping.retirement import Retired, Retirements
@@ -187,7 +187,7 @@ class _Verifier:
         found = combined(sums, array.block_bytes, array.chunk_bytes)
         if not found == chunk.crc32c == int.from_bytes(seal.tobytes(), "little"):
             return "has changed bytes"
-        if chunk.blocks and base64.b64decode(chunk.blocks) != np.array(sums, dtype="<u4").tobytes():
+        if chunk.blocks and chunk.blocks != spelled(sums):
             return "doesn't match the list of its blocks' checksums"
         return None
 

@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 
 from storage.arrays.packing import byte_view
 from storage.errors import FolderRefused, UnsupportedTensor
 from storage.format.dtypes import ITEMSIZE, name_of
-
-Bytes = npt.NDArray[np.uint8]
+from storage.objects.spans import Bytes
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

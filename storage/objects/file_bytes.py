@@ -5,14 +5,11 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from storage.objects.spans import Bytes, cut, total
-
-Seen = Callable[[Sequence[Bytes]], None]
-"""Is shown what was read, part by part and in order, while it is in the processor's cache."""
+from storage.objects.spans import Bytes, Seen, cut, total
 
 _MAPPED_FROM = 1 << 20
 """Reads of less gain nothing from a mapping."""

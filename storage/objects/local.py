@@ -10,13 +10,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from storage.errors import UnsafePath
-from storage.objects.file_bytes import Seen, fill, put
+from storage.objects.file_bytes import fill, put
 from storage.objects.info import ObjectInfo
-
-Bytes = npt.NDArray[np.uint8]
+from storage.objects.spans import Bytes, Seen
 
 _TEMPORARY = ".tmp-"
 

@@ -13,14 +13,13 @@ from typing import Any, TypeVar
 
 import fsspec
 import numpy as np
-import numpy.typing as npt
 from fsspec.utils import tokenize
 
 from storage.objects import client_errors
 from storage.objects.clients import open_client
-from storage.objects.file_bytes import Seen
 from storage.objects.info import ObjectInfo
 from storage.objects.retries import retried
+from storage.objects.spans import Bytes, Seen, spread, total
 
 WRITE_S = 30.0
 SLOWEST_BYTES_PER_S = 0.5e6
@@ -45,7 +44,6 @@ def _renew_lock() -> None:
 
 os.register_at_fork(after_in_child=_renew_lock)  # a thread that held it is not in the child
 
-Bytes = npt.NDArray[np.uint8]
 R = TypeVar("R")
 
 
@@ -81,7 +79,7 @@ class RemoteObjects:
     def read_into(self, path: str, buffers: Sequence[Bytes], start: int, seen: Seen | None = None) -> int:
         """Fills `buffers` from byte `start`; how far the object was seen to reach, in bytes."""
         # One byte more than wanted tells an object that is too long from one that fits, without a second request.
-        wanted = sum(map(len, buffers))
+        wanted = total(buffers)
         key = self._key(path)
         try:
             data = self._retried(lambda: self._call("cat_file", key, start=start, end=start + wanted + 1), "reading", path)
@@ -89,11 +87,7 @@ class RemoteObjects:
             if client_errors.is_past_end(error):
                 return start  # the object ends at `start` or before it
             raise
-        at = 0
-        for buffer in buffers:
-            taken = max(0, min(len(data) - at, len(buffer)))
-            buffer[:taken] = np.frombuffer(data, dtype=np.uint8, count=taken, offset=at if taken else 0)
-            at += taken
+        spread(np.frombuffer(data, dtype=np.uint8), buffers)
         if seen is not None:
             seen(buffers)
         return start + len(data)

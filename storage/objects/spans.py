@@ -1,18 +1,30 @@
-"""Byte buffers that stand for one run of bytes, back to back; owns cutting and counting them, copies nothing."""
+"""Byte buffers that stand for one run of bytes, back to back; owns cutting, counting and filling them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
 
+Seen = Callable[[Sequence[Bytes]], None]
+"""Is shown what was read, part by part and in order, while it is in the processor's cache."""
+
 
 def total(buffers: Sequence[Bytes]) -> int:
     """How many bytes `buffers` have together."""
     return sum(map(len, buffers))
+
+
+def spread(values: Bytes, buffers: Sequence[Bytes]) -> None:
+    """Copies `values` into `buffers`, back to back, as far as they go; what is left of the buffers stays as it is."""
+    at = 0
+    for buffer in buffers:
+        part = values[at : at + len(buffer)]
+        buffer[: len(part)] = part
+        at += len(part)
 
 
 def cut(buffers: Sequence[Bytes], start: int, end: int) -> list[Bytes]:

@@ -10,17 +10,15 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from storage.errors import ConditionIgnored, ForkedStore, ObjectMissing, StoreError, StoreUnreachable
 from storage.objects import client_errors, credentials, paths
 from storage.objects.conditions import RULE, condition_of
-from storage.objects.file_bytes import Seen
 from storage.objects.info import ObjectInfo
 from storage.objects.local import LocalObjects
 from storage.objects.remote import RemoteObjects
+from storage.objects.spans import Bytes, Seen
 
-Bytes = npt.NDArray[np.uint8]
 Data = bytes | Bytes | Sequence[Bytes]
 """An object's content; a sequence stands for its parts back to back, so that they need not be copied together first."""
 

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 
-from storage.objects.store import Bytes
+from storage.objects.spans import Bytes, total
 from storage.peers.connection import PeerConnections, PeerRefused
 
 __all__ = ["Peers"]
@@ -84,7 +84,7 @@ class Peers:
                 self.leave_out(url, f"{type(error).__name__}: {error}")
             else:
                 with self._lock:
-                    self._read[url] += max(0, min(size - start, sum(map(len, buffers))))
+                    self._read[url] += max(0, min(size - start, total(buffers)))
                 return url, size
         return None
 

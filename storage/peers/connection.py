@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
-from storage.objects.store import Bytes
+from storage.objects.spans import Bytes, total
 
 SLOWEST = 4 << 20
 """Bytes a second below which a peer counts as dead, beyond what it may take to begin: a store is faster than that."""
@@ -39,7 +39,7 @@ class PeerConnections:
 
     def read_into(self, url: str, path: str, buffers: Sequence[Bytes], start: int) -> int:
         """Fills `buffers` with the bytes of `path` from `start` on; the object's size. PeerRefused, OSError or HTTPException."""
-        wanted = sum(map(len, buffers))
+        wanted = total(buffers)
         headers = {**self._headers, "Range": f"bytes={start}-{start + max(wanted, 1) - 1}"}
         connection, response = self._ask(url, path, headers)
         try:

@@ -11,8 +11,8 @@ import numpy as np
 
 from storage.format import layout
 from storage.objects import paths
-from storage.objects.file_bytes import Seen
-from storage.objects.store import Bytes, ObjectStore
+from storage.objects.spans import Bytes, Seen, total
+from storage.objects.store import ObjectStore
 from storage.peers.choice import Peers
 
 __all__ = ["PeerStore"]
@@ -94,7 +94,7 @@ class PeerStore(ObjectStore):
         """Reads what a peer is doubted for from the store; it is to blame only if the store says something else."""
         said = [buffer.copy() for buffer in buffers]
         end = self._from_store(doubted.path, buffers, start, seen)
-        most = start + sum(map(len, buffers)) + 1  # a store may say no more of a longer object than that it goes on
+        most = start + total(buffers) + 1  # a store may say no more of a longer object than that it goes on
         if min(end, most) != min(doubted.size, most) or not all(map(np.array_equal, said, buffers)):
             peers.leave_out(doubted.peer, f"what it gives for {doubted.path} isn't what the store has")
         return end
@@ -102,7 +102,7 @@ class PeerStore(ObjectStore):
     def _from_store(self, path: str, buffers: Sequence[Bytes], start: int, seen: Seen | None) -> int:
         self._last.read = None
         end = super().read_into(path, buffers, start, seen)
-        self._count.add(max(0, min(end - start, sum(map(len, buffers)))))
+        self._count.add(max(0, min(end - start, total(buffers))))
         return end
 
 

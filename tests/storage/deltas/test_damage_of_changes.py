@@ -9,7 +9,7 @@ from storage.deltas import chains
 from storage.errors import Damaged
 from storage.format import layout
 from storage.format.commit import Commit, encode
-from storage.format.delta_index import numbers_of, spelled
+from storage.format.numbers import numbers_of, spelled
 from storage.version import Version
 from storage.weights import WeightStore
 from tests.storage.histories import all_same, copies, data_paths, flip, history, model, publish, v
