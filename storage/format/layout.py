@@ -11,6 +11,8 @@ LEASES = "leases"
 LINEAGES = "lineages"
 RETIRED = "retired"
 TAGS = "tags"
+FOLDERS = (COMMITS, RETIRED, LINEAGES, TAGS, LEASES, FILES, DATA)
+"""All of them, those first whose listing is short."""
 
 CHUNK_BYTES = 16 << 20
 """About how large a chunk is: large enough for a disk's or a bucket's full speed, small enough to hold a few in memory."""

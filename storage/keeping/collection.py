@@ -21,7 +21,7 @@ from storage.format.commit import Commit
 from storage.format.commits import read_commit, versions_in
 from storage.keeping.leases import Leases
 from storage.keeping.lineages import Lineages
-from storage.keeping.orphans import Orphan, attempt_prefix, prefix_version, unclaimed
+from storage.keeping.orphans import Orphan, attempt_prefix, is_temporary, prefix_version, unclaimed
 from storage.keeping.retention import Claims, Retention, kept
 from storage.keeping.retirement import STALL_S, Retired, Retirements
 from storage.keeping.tags import Tags
@@ -73,6 +73,8 @@ def collect(store: ObjectStore, retention: Retention, *, grace_s: float, now: fl
     """One collection in `store`; see `Collection`, and `WeightStore.gc` for the arguments and errors."""
     if not grace_s >= 0:
         raise ValueError(f"grace_s is {grace_s}: write how many seconds a version's data stays after its commit is gone, 0 or more")
+    if not any(store.list(folder) for folder in layout.FOLDERS):
+        return Collection(dry_run=dry_run)  # no store of versions, or an empty one: not even the clock is asked, which writes
     if now is None:
         now = time.time() if dry_run else store_time(store)
     return _Collector(store, retention, grace_s, now, dry_run).run()
@@ -204,7 +206,7 @@ class _Collector:
         found = unclaimed(listed, prefixes, files, self._now)
         old = [orphan for orphan in found if orphan.old(self._now) and not self._of_unreadable(orphan)]
         gone = [orphan for orphan in old if not orphan.is_file]
-        temporaries = [info for info in listed if info.path.rpartition("/")[2].startswith(".tmp-")]
+        temporaries = [info for info in listed if is_temporary(info.path)]
         inside = tuple(orphan.path + "/" for orphan in gone if orphan.is_folder)
         gone += [Orphan(info.path, info.bytes, info.modified) for info in temporaries if not info.path.startswith(inside)]
         if not self._dry_run:

@@ -13,6 +13,8 @@ from storage.version import Version
 
 _PREFIX = re.compile(rf"({layout.DATA}/v(\d{{1,6}})-(\d{{8,10}})-[0-9a-f]{{32}})/.+")
 _FILE = re.compile(rf"{layout.FILES}/[0-9a-f]{{64}}")
+_MARKER = re.compile(rf"({paths.PROBE}|{paths.CLOCK}/)[0-9a-f]{{32}}")
+_TEMPORARY = re.compile(rf"(({'|'.join(layout.FOLDERS)}|{paths.CLOCK})/(.+/)?)?\.tmp-[0-9a-f]{{32}}")
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -44,6 +46,11 @@ def attempt_prefix(path: str) -> str | None:
     return None if found is None else found[1]
 
 
+def is_temporary(path: str) -> bool:
+    """Whether a local file is one that this package's writers fill, and no other program's that begins its name in the same way."""
+    return _TEMPORARY.fullmatch(path) is not None
+
+
 def prefix_version(prefix: str) -> Version:
     """The version that an attempt's folder is of."""
     found = _PREFIX.fullmatch(prefix + "/x")
@@ -70,6 +77,6 @@ def unclaimed(infos: Iterable[ObjectInfo], prefixes: Collection[str], files: Col
         elif _FILE.fullmatch(info.path) is not None:
             if info.path not in files:
                 found.append(orphan)
-        elif info.path.startswith((paths.PROBE, paths.CLOCK + "/")) and orphan.old(now):
+        elif _MARKER.fullmatch(info.path) is not None and orphan.old(now):
             found.append(orphan)
     return sorted([*found, *folders.values()])

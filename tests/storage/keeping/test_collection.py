@@ -280,12 +280,32 @@ def test_data_of_dead_attempts_goes_once_it_is_older_than_the_longest_publish(we
 def test_a_local_writer_s_temporary_file_goes_once_it_is_old(tmp_path):
     weights = WeightStore(str(tmp_path))
     put(weights, v(0))
-    old, young = tmp_path / "commits" / ".tmp-old", tmp_path / "data" / ".tmp-young"
+    dead, alive = ".tmp-" + "0" * 32, ".tmp-" + "1" * 32
+    old, young = tmp_path / "commits" / dead, tmp_path / "data" / alive
     for path, age in ((old, ORPHANED + 60), (young, 60)):
         path.write_bytes(b"half")
         os.utime(path, (time.time() - age,) * 2)
-    assert [orphan.path for orphan in weights.gc(LAST, grace_s=GRACE).orphans] == ["commits/.tmp-old"]
+    assert [orphan.path for orphan in weights.gc(LAST, grace_s=GRACE).orphans] == [f"commits/{dead}"]
     assert not old.exists() and young.exists() and whole(weights, v(0))
+
+
+def test_other_programs_files_in_the_same_folder_stay_whatever_their_age(tmp_path):
+    weights = WeightStore(str(tmp_path))
+    put(weights, v(0))
+    foreign = [".tmp-draft.odt", "notes/.tmp-" + "0" * 32, "probe-results.csv", "probe-2024/a.txt", "clock/face.svg", "files/a", "data/v1/x"]
+    for name in foreign:
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_bytes(b"precious")
+        os.utime(tmp_path / name, (1.0, 1.0))
+    assert weights.gc(LAST, grace_s=0).orphans == ()
+    assert all((tmp_path / name).read_bytes() == b"precious" for name in foreign)
+
+
+def test_a_collection_where_no_versions_are_writes_nothing(tmp_path):
+    (tmp_path / "probe-notes").write_bytes(b"mine")
+    for folder in (tmp_path, tmp_path / "mistyped"):
+        assert WeightStore(str(folder)).gc(LAST, grace_s=0) == Collection()
+    assert os.listdir(tmp_path) == ["probe-notes"]
 
 
 @quick
@@ -390,4 +410,4 @@ def test_an_empty_store_and_a_wrong_grace_period(weights):
     with pytest.raises(ValueError, match="grace_s"):
         weights.gc(LAST, grace_s=-1.0)
     with pytest.raises(StoreError):
-        WeightStore("/proc/no-such-store").gc(LAST, grace_s=1.0)
+        WeightStore("/dev/null").gc(LAST, grace_s=1.0)
