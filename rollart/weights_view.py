@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,7 @@ import click
 if TYPE_CHECKING:
     from storage.differences import TensorDifference
     from storage.format.commit import Commit
-
-Told = Callable[[int, int], None]
-"""Takes bytes done and bytes in all."""
+    from storage.progress import Progress
 
 
 def about(commit: Commit) -> dict[str, Any]:
@@ -46,14 +44,15 @@ def measures(found: dict[str, Any]) -> str:
 
 
 @contextmanager
-def progress_bar(what: str) -> Iterator[Told]:
+def progress_bar(what: str) -> Iterator[Progress]:
     """A bar on the terminal that stderr is; nothing where it is none."""
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bar
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 

@@ -15,8 +15,9 @@ from storage.errors import Damaged
 from storage.format.commit import JSON, Commit
 from storage.keeping.collection import Collection, collect
 from storage.keeping.retention import Retention
-from storage.keeping.verification import Progress, Verification, verify
+from storage.keeping.verification import Verification, verify
 from storage.objects.store import ObjectStore
+from storage.progress import Progress
 from storage.refs import Reference
 from storage.version import Version
 from storage.versions import VersionedStore

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -23,11 +22,9 @@ from storage.keeping.lineages import Lineages
 from storage.objects.clock import store_time
 from storage.objects.parallel import side_by_side
 from storage.objects.store import ObjectStore
+from storage.progress import Progress, Tally
 from storage.version import Version
 from storage.weights import WeightStore
-
-Progress = Callable[[int, int], None]
-"""Hears bytes done and bytes in all, of one version and what it needs."""
 
 LONGEST_S = layout.LONGEST_PUBLISH_S / 2
 """What a copy may take, and how old what an earlier one left may be, so that no collector sweeps either before the commit."""
@@ -46,7 +43,9 @@ def copy_version(source: WeightStore, version: Version, target: WeightStore, *, 
 
     Each object is checked on its way and the commit comes last, so that the version is in `target` whole or not at all. A copy
     that broke off goes on with what is there, checked again. With `full` the values alone are copied, as a version that needs no
-    other (all of them in memory). VersionDiffers if `target` has another version of that number; VersionMissing, Damaged, UnknownFormat.
+    other (all of them in memory). `progress` counts each version by itself.
+
+    VersionDiffers if `target` has another version of that number; VersionMissing, Damaged, UnknownFormat.
     """
     if full and source.commit(version).base is not None:
         _copy_values(source, version, target)
@@ -101,16 +100,12 @@ def _copy_bytes(source: WeightStore, commit: Commit, data: bytes, target: Weight
     began = time.monotonic()
     stored = list(_stored(commit))
     left = _left_of_another(target.objects, commit)
-    done, total, lock = 0, sum(one.entry.bytes for one in stored), threading.Lock()
+    tally = Tally(sum(one.entry.bytes for one in stored), progress)
 
     def copy(one: _Stored) -> None:
-        nonlocal done
         if one.path not in left or not _is_whole(target.objects, one, commit):
             target.objects.write(one.path, _read(source.objects, one, commit))
-        with lock:
-            done += one.entry.bytes
-            if progress is not None:
-                progress(done, total)
+        tally.add(one.entry.bytes)
 
     # A collector takes a file that no version needs for one that is about to be needed only if data was there before it.
     for together in (stored[: -len(commit.files) or None], stored[len(stored) - len(commit.files) :]):

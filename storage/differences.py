@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +13,7 @@ from storage.arrays.packing import byte_view
 from storage.format.commit import Commit
 from storage.format.dtypes import ITEMSIZE
 from storage.format.index import TensorEntry
+from storage.progress import Progress, Tally
 from storage.version import Version
 from storage.weights import WeightStore
 
@@ -56,7 +57,7 @@ class TensorDifference:
 
 
 def differences(
-    before: tuple[WeightStore, Version], after: tuple[WeightStore, Version], progress: Callable[[int, int], None] | None = None
+    before: tuple[WeightStore, Version], after: tuple[WeightStore, Version], progress: Progress | None = None
 ) -> Iterator[TensorDifference]:
     """Each tensor of two versions, by name, as it is found; the stores may be two. `progress` hears bytes done and in all.
 
@@ -68,14 +69,12 @@ def differences(
     alike = [name for name in sorted(a.tensors.keys() & b.tensors.keys()) if _kind(a.tensors[name], b.tensors[name]) == "changed"]
     others = sorted((a.tensors.keys() | b.tensors.keys()) - set(alike))
     yield from (_apart(name, a.tensors.get(name), b.tensors.get(name)) for name in others)
-    done, total = 0, sum(_bytes(a, name) for name in alike)
+    tally = Tally(sum(_bytes(a, name) for name in alike), progress)
     for names in _batches(a, alike):
         one, other = first.pull(old, names=names), second.pull(new, names=names)
         for name in names:
             yield _compared(name, a.tensors[name], one.pop(name), other.pop(name))
-        done += sum(_bytes(a, name) for name in names)
-        if progress is not None:
-            progress(done, total)
+        tally.add(sum(_bytes(a, name) for name in names))
 
 
 def summary(found: Iterable[TensorDifference]) -> TensorDifference:

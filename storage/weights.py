@@ -25,10 +25,11 @@ from storage.keeping.following import Follower, follow, follow_async
 from storage.keeping.leases import Lease, Leases
 from storage.keeping.retention import Retention
 from storage.keeping.tags import Tags
-from storage.keeping.verification import Progress, Verification, verify
+from storage.keeping.verification import Verification, verify
 from storage.model_files import check_file_names, read_file
 from storage.objects.store import ObjectStore
 from storage.parted import PartedVersions
+from storage.progress import Progress
 from storage.publication import Publication, Publisher
 from storage.refs import Reference
 from storage.version import Version
@@ -266,8 +267,8 @@ class WeightStore:
     def verify(self, ref: Reference | None = None, *, progress: Progress | None = None) -> Verification:
         """Reads all that one version (default: every one) consists of, with those that its data needs, and checks every byte.
 
-        A few chunks are in memory at a time. `progress` is called, from several threads in turn, with the bytes that are checked and
-        those there are. What is damaged is in the result, not raised; VersionMissing or UnknownTag for a version that isn't there.
+        A few chunks are in memory at a time. `progress` hears the bytes that are checked and those there are. What is damaged is in
+        the result, not raised; VersionMissing or UnknownTag for a version that isn't there.
         """
         if ref is None:
             return verify(self.objects, None, progress)

@@ -28,11 +28,10 @@ from storage.objects.info import ObjectInfo
 from storage.objects.parallel import side_by_side
 from storage.objects.spans import Bytes
 from storage.objects.store import ObjectStore
+from storage.progress import Progress, Tally
 from storage.version import Version
 
 T = TypeVar("T")
-Progress = Callable[[int, int], None]
-"""Called with the bytes that have been checked and the bytes that there are to check."""
 
 _PIECE = 4 << 20
 """Objects that aren't chunks are hashed in pieces of so many bytes."""
@@ -92,13 +91,11 @@ def verify(store: ObjectStore, wanted: Iterable[Version] | None, progress: Progr
 class _Verifier:
     def __init__(self, store: ObjectStore, progress: Progress | None) -> None:
         self._store = store
-        self._progress = progress
         self._damages: list[Damage] = []
         self._commits: dict[Version, Commit] = {}
         self._tagged: dict[str, Version | None] = {}
-        self._lock = threading.Lock()
         self._buffers = threading.local()
-        self._done = self._total = 0
+        self._tally = Tally(0, progress)
 
     def run(self, wanted: list[Version] | None) -> Verification:
         listed = self._store.infos()
@@ -106,7 +103,7 @@ class _Verifier:
         for version in versions:
             self._read_chain(version)
         jobs = list(self._jobs())
-        self._total = sum(job.bytes for job in jobs)
+        self._tally.total = sum(job.bytes for job in jobs)
         for damages in side_by_side(self._check, jobs, self._store.parallel):
             self._damages += damages
         retired = self._records() if wanted is None else []
@@ -118,7 +115,7 @@ class _Verifier:
         damages = [d for d in self._damages if d.version not in gone]
         return Verification(
             versions=tuple(sorted({*versions, *self._commits} & still)),
-            bytes=self._done,
+            bytes=self._tally.done,
             damages=tuple(sorted(damages, key=lambda damage: (damage.path, str(damage.version), damage.reason))),
             orphans=tuple(self._orphans(listed, retired)) if wanted is None else (),
             retired=tuple(one.version for one in retired),
@@ -166,10 +163,7 @@ class _Verifier:
             reason = self._chunk_reason(job) if job.array is not None else self._object_reason(job)
         except ObjectMissing:
             reason = "is missing"
-        with self._lock:
-            self._done += job.bytes
-            if self._progress is not None:
-                self._progress(self._done, self._total)
+        self._tally.add(job.bytes)
         if reason is None:
             return []
         tensors = () if job.array is None else tensors_in(job.commit, job.array, job.number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -15,6 +15,7 @@ from storage.format.dtypes import ITEMSIZE
 from storage.models import folders
 from storage.models.safetensors_files import INDEX, TIED, check_writable_type, index_of, is_weights, parts, shard_names, shards, tensors_of
 from storage.objects.store import ObjectStore
+from storage.progress import Progress, Tally
 from storage.version import Version
 from storage.weights import WeightStore
 
@@ -22,9 +23,6 @@ SHARD_BYTES = 4 << 30
 """What one file holds at most, and so about what an export needs in memory."""
 
 CONFIG = "config.json"
-
-Progress = Callable[[int, int], None]
-"""Hears bytes done and bytes in all."""
 
 
 def export_folder(
@@ -60,12 +58,10 @@ def export_folder(
     tied = {TIED: json.dumps(ties)} if (ties := _ties(commit, left_out)) else {}
     for name in sorted(files.keys() - {CONFIG}):
         folder.write(name, files[name])
-    done, total = 0, sum(sizes.values())
+    tally = Tally(sum(sizes.values()), progress)
     for number, (file, names) in enumerate(placed.items()):
         folder.write(file, parts(store.pull(version, names=names), {} if number else tied))
-        done += sum(sizes[name] for name in names)
-        if progress is not None:
-            progress(done, total)
+        tally.add(sum(sizes[name] for name in names))
     if len(placed) > 1:
         folder.write(INDEX, index_of(placed, sizes))
     if CONFIG in files:
