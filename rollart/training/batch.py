@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rollart.training.errors import BatchError, TransformError
+from rollart.training.shares import dealt
 from rollart.types import Attempt, SamplingTransform, Segment, Trajectory
 
 __all__ = ["TrainBatch", "TrainSequence", "build_batch", "supervised_sequences"]
@@ -54,17 +55,32 @@ class TrainBatch:
     sequences: tuple[TrainSequence, ...]
     trajectories: int
 
-    def split(self, parts: int) -> list[tuple[TrainSequence, ...]]:
+    @property
+    def trained(self) -> dict[int, int]:
+        """Trained tokens of each trajectory that has any."""
+        found: dict[int, int] = {}
+        for s in self.sequences:
+            found[s.trajectory] = found.get(s.trajectory, 0) + len(s.positions)
+        return found
+
+    def split(self, parts: int, everywhere: Sequence[int] | None = None) -> list[tuple[TrainSequence, ...]]:
         """At most `parts` minibatches of whole trajectories, dealt out in turn so that each holds a like share of every task; none is
-        empty, but a batch without sequences is one empty minibatch."""
-        rank = {t: i for i, t in enumerate(dict.fromkeys(s.trajectory for s in self.sequences))}
-        dealt = [tuple(s for s in self.sequences if rank[s.trajectory] % parts == p) for p in range(parts)]
-        return [part for part in dealt if part] or [()]
+        empty, but a batch without sequences is one empty minibatch.
+
+        `everywhere` numbers the trajectories with trained tokens that all ranks have (default: those here); of a minibatch that others
+        have, nothing may be here.
+        """
+        numbers = list(self.trained if everywhere is None else everywhere)
+        in_part = dealt(numbers, parts)
+        return [tuple(s for s in self.sequences if in_part[s.trajectory] == p) for p in range(min(parts, len(numbers)))] or [()]
 
 
-def build_batch(trajectories: Sequence[Trajectory], advantages: Mapping[Attempt, float], step: int) -> TrainBatch:
+def build_batch(
+    trajectories: Sequence[Trajectory], advantages: Mapping[Attempt, float], step: int, numbers: Mapping[Attempt, int] | None = None
+) -> TrainBatch:
     """Sorts `trajectories` by attempt, so that the order of arrival changes nothing, and gives each token its trajectory's advantage.
 
+    `numbers` are the trajectories' places in the whole batch, of which these are a rank's share (default: these are all of it).
     BatchError if an attempt occurs twice or has no advantage, or a segment does not hang together; TransformError if one was sampled
     greedily or under a cut, which cannot be replayed.
     """
@@ -77,7 +93,8 @@ def build_batch(trajectories: Sequence[Trajectory], advantages: Mapping[Attempt,
         if attempt not in advantages:
             raise BatchError(f"attempt {attempt} has no advantage; its group must be scored before it is trained on")
         for index, segment in enumerate(trajectory.segments):
-            made = _sequence(segment, advantages[attempt], number, f"segment {index} of attempt {attempt}", attempt.episode.task)
+            place = number if numbers is None else numbers[attempt]
+            made = _sequence(segment, advantages[attempt], place, f"segment {index} of attempt {attempt}", attempt.episode.task)
             if made is not None:
                 sequences.append(made)
     return TrainBatch(step, tuple(sequences), len(ordered))

@@ -7,7 +7,6 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +18,22 @@ from rollart.training.advantages.reinforce import RunningBaselines
 from rollart.training.agreement import alarms
 from rollart.training.batch import TrainBatch, TrainSequence, supervised_sequences
 from rollart.training.errors import StateError
+from rollart.training.gradients import add_up
 from rollart.training.lora import load_base, merged
 from rollart.training.losses.kl import kl_to_reference
 from rollart.training.losses.mask import MASKED
 from rollart.training.losses.registry import policy_loss
 from rollart.training.losses.terms import LossInputs
 from rollart.training.metrics import SkipReason, StepMetrics, SupervisedMetrics
-from rollart.training.microbatch import MicroBatch, micro_batches
+from rollart.training.microbatch import MicroBatch, Totals, idle_micro_batch, micro_batches
+from rollart.training.minibatch import Gradient, Minibatch, counted, marks, padding
 from rollart.training.observe import Observations
 from rollart.training.optimiser import Optimiser, Update
 from rollart.training.policy import Policy, load_model
+from rollart.training.ranks import ALONE, Ranks
 from rollart.training.settings import LearnerSettings, OptimiserSettings
-from rollart.training.state import check_fits, copies, fill, under
+from rollart.training.shares import dealt
+from rollart.training.state import check_fits, copies, fill, own_tensors, under
 from rollart.types import Segment
 
 __all__ = ["Gradient", "Learner", "Minibatch"]
@@ -38,40 +41,22 @@ __all__ = ["Gradient", "Learner", "Minibatch"]
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Minibatch:
-    """What one optimiser step is taken on: micro-batches and, for each of them, log-probabilities [N] that its loss needs beside the
-    current ones: `proximal`, under the policy at the start of the step (None: that is the current one), and `reference` (None: no KL).
-
-    `skip` says why there is nothing to learn from it.
-    """
-
-    micros: list[MicroBatch]
-    proximal: list[Tensor] | None = None
-    reference: list[Tensor] | None = None
-    skip: SkipReason | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Gradient:
-    """What a minibatch's backward passes came to: the `loss`, a scalar without gradient, and how many tokens the loss's mask left that
-    have an advantage. Both add up over parts of a minibatch."""
-
-    loss: Tensor
-    live: int
-
-
 class Learner:
     """Trains the causal language model of a folder. `step` counts training steps: the weights it holds are those of version `step`.
 
     A step is `finish` (advantages), `prepare` (micro-batches, and the passes of other policies over them), and for each
     minibatch `accumulate` (its gradient) and the optimiser's update. Methods may be called from any thread; `lock` keeps them apart.
+
+    With `ranks`, each holds a share of the batch and takes the same steps: gradients are summed, and so is what decides anything. Where
+    the model is `sharded` over them, every rank runs as many passes as the one with the most.
     """
 
     def __init__(self, folder: str | Path, settings: LearnerSettings) -> None:
         torch.set_num_threads(settings.model.threads)
         self.settings = settings
         self.lock = threading.RLock()
+        self.ranks: Ranks = ALONE
+        self.sharded = False
         self.policy = self._policy(load_model(folder, settings.model))
         self.step = 0
         self.reference: Policy | None = None
@@ -93,7 +78,10 @@ class Learner:
             self.optimiser = Optimiser(parameters, settings or self.settings.optimiser, masters=self.settings.model.masters)
             self.step = step
             self.baselines = RunningBaselines()
-            self.reference = self._policy(copy.deepcopy(self.policy.model).requires_grad_(False)) if self.settings.loss.kl > 0 else None
+            if self.reference is not None:
+                fill(self.reference.model, own_tensors(self.policy.model))
+            elif self.settings.loss.kl > 0:
+                self.reference = self._policy(copy.deepcopy(self.policy.model).requires_grad_(False))
 
     # ---- a step
 
@@ -121,32 +109,41 @@ class Learner:
                 else:
                     skipped.append(reason)
             self.step += 1
-            every = [m for part in parts for m in part.micros]
-            found = seen.summary()
+            found = seen.over(self.ranks).summary()
+            here = [sum(len(s.positions) for s in batch.sequences), sum(s.inputs for s in batch.sequences), len(batch.sequences), batch.trajectories]
+            sums = add_up((), [*here, *counted([m for part in parts for m in part.micros])], self.ranks)
+            tokens, forwarded, sequences, trajectories, micros, places, real = map(int, sums)
             disagreement = alarms(found.get("drift"), found.get("drift_max"), self.settings.agreement, self.settings.model)
             for alarm in disagreement:
                 log.warning("step %d: %s", batch.step, alarm)
             return StepMetrics(
                 step=batch.step, loss=sum(losses) / max(1, len(losses)), grad_norm=taken[-1].grad_norm if taken else 0.0,
                 lr=taken[-1].lr if taken else 0.0, optimiser_steps=len(taken), skipped=tuple(skipped),
-                tokens=sum(len(s.positions) for s in batch.sequences), forwarded_tokens=sum(s.inputs for s in batch.sequences),
-                padding_share=_padding(every), sequences=len(batch.sequences), trajectories=batch.trajectories, micro_batches=len(every),
+                tokens=tokens, forwarded_tokens=forwarded, padding_share=padding(places, real), sequences=sequences, trajectories=trajectories,
+                micro_batches=micros,
                 drift_alarm=len(disagreement), alarms=disagreement, seconds=time.perf_counter() - begun, **found,
             )  # fmt: skip
 
     def finish(self, batch: TrainBatch) -> TrainBatch:
         """`batch` with the advantages that are trained on, for which running baselines or the value head may be needed; once a batch."""
-        return finished(batch, self.settings.advantage, self.baselines, None if self.value_head is None else self.values)
+        return finished(batch, self.settings.advantage, self.baselines, None if self.value_head is None else self.values, self.ranks)
 
     def prepare(self, batch: TrainBatch) -> list[Minibatch]:
         """The minibatches of a step, with what the policy at its start and the reference policy say of their tokens.
 
         The proximal pass is left out for the first minibatch: there the current policy is the proximal one, number by number.
         """
+        parts = self.settings.batch.minibatches
+        trained = dict(sorted(pair for mine in self.ranks.gather(batch.trained) for pair in mine.items()))
+        in_part = dealt(list(trained), parts)
+        split = batch.split(parts, list(trained))
+        marked = self.ranks.gather([marks(part) for part in split])
         found = []
-        for index, part in enumerate(batch.split(self.settings.batch.minibatches)):
-            micros = self.cut(part)
-            skip = self._why_skip(part)
+        for index, part in enumerate(split):
+            totals = Totals.of(n for trajectory, n in trained.items() if in_part[trajectory] == index)
+            signal, valued = (any(mine[index][which] for mine in marked) for which in (0, 1))
+            skip = self._why_skip(totals, signal, valued)
+            micros = self.cut(part, totals)
             scored = skip is None
             found.append(
                 Minibatch(
@@ -154,13 +151,16 @@ class Learner:
                     self.proximal(micros) if scored and index else None,
                     self.referred(micros) if scored and self.reference is not None else None,
                     skip,
+                    valued,
                 )
             )
         return found
 
-    def cut(self, sequences: Sequence[TrainSequence]) -> list[MicroBatch]:
-        """The micro-batches of one minibatch, on the policy's device."""
-        micros = micro_batches(sequences, self.settings.batch, packed=self.policy.packs)
+    def cut(self, sequences: Sequence[TrainSequence], totals: Totals | None = None) -> list[MicroBatch]:
+        """The micro-batches of one minibatch, on the policy's device; `totals` are those over all ranks (default: these sequences are all)."""
+        micros = micro_batches(sequences, self.settings.batch, packed=self.policy.packs, totals=totals)
+        if self.sharded:
+            micros += [idle_micro_batch(packed=self.policy.packs)] * (max(self.ranks.gather(len(micros))) - len(micros))
         return [m.to(self.policy.device, self.policy.compute_dtype) for m in micros]
 
     @torch.no_grad()
@@ -181,6 +181,8 @@ class Learner:
         found: dict[int, Tensor] = {}
         for micro in self.cut(sequences):
             estimated = self._value(self.policy.score(micro, hidden=True).hidden).cpu()
+            if not micro.members:
+                continue
             counts = torch.bincount(micro.sequence, minlength=len(micro.members)).tolist()
             found |= dict(zip(micro.members, estimated.split(counts), strict=True))
         return [found[i] for i in range(len(sequences))]
@@ -194,6 +196,10 @@ class Learner:
             valued = self.value_head is not None and bool(micro.value_weights.any())
             scores = self.policy.score(micro, entropy_gradient=options.entropy > 0, hidden=valued)
             current, entropy = scores.logprobs, scores.entropies
+            if not micro.members:
+                (0.0 * current.sum()).backward()  # for the sake of the ranks that have something here
+                self.optimiser.collect()
+                continue
             inputs = LossInputs(
                 current=current, proximal=current.detach() if part.proximal is None else part.proximal[i], behaviour=micro.behaviour,
                 advantages=micro.advantages, sequence=micro.sequence,
@@ -225,24 +231,22 @@ class Learner:
         if part.skip is not None:
             return part.skip, 0.0, nothing
         gradient = self.accumulate(part, step, seen)
-        if not gradient.live and not self._regularised(part.micros):
+        loss, live = add_up(self.optimiser.stepped, (float(gradient.loss), gradient.live), self.ranks)
+        if not live and not self._regularised(part.valued):
             self.optimiser.discard()
             return "masked", 0.0, nothing
-        update = self.optimiser.update(gradient.loss)
-        return None if update.taken else "non_finite", float(gradient.loss), update
+        update = self.optimiser.update(gradient.loss.new_tensor(loss))
+        return None if update.taken else "non_finite", loss, update
 
-    def _why_skip(self, sequences: Sequence[TrainSequence]) -> SkipReason | None:
+    def _why_skip(self, totals: Totals, signal: bool, valued: bool) -> SkipReason | None:
         """Why there is nothing to learn from a minibatch: Adam would still move the weights along its old moments."""
-        if not sequences:
+        if not totals.tokens:
             return "no_tokens"
-        regularised = self.settings.loss.entropy > 0 or self.settings.loss.kl > 0 or any(s.returns is not None for s in sequences)
-        if not regularised and not any(bool(s.advantages.any()) for s in sequences):
-            return "no_signal"
-        return None
+        return None if signal or self._regularised(valued) else "no_signal"
 
-    def _regularised(self, micros: Sequence[MicroBatch]) -> bool:
+    def _regularised(self, valued: bool) -> bool:
         """Whether there is something in the loss beside the policy's."""
-        return self.settings.loss.entropy > 0 or self.settings.loss.kl > 0 or any(bool(m.value_weights.any()) for m in micros)
+        return self.settings.loss.entropy > 0 or self.settings.loss.kl > 0 or valued
 
     def _value(self, hidden: Tensor | None) -> Tensor:
         """Values [N] of hidden states [N, H]."""
@@ -259,7 +263,8 @@ class Learner:
             begun = time.perf_counter()
             torch.set_num_threads(self.settings.model.threads)
             sequences = supervised_sequences(segments)
-            micros = self.cut(sequences)
+            totals = Totals.of(n for mine in self.ranks.gather([len(s.positions) for s in sequences]) for n in mine)
+            micros = self.cut(sequences, totals)
             loss = entropy = torch.zeros((), device=self.policy.device, dtype=self.policy.compute_dtype)
             for micro in micros:
                 log_p, spread = self.policy.logprobs(micro)
@@ -268,12 +273,13 @@ class Learner:
                 self.optimiser.collect()
                 loss = loss + part.detach()
                 entropy = entropy + (micro.weights * spread).sum()
-            update = self.optimiser.update(loss) if micros else Update(0.0, 0.0, False)
-            reason: tuple[SkipReason, ...] = () if update.taken else (("non_finite",) if micros else ("no_tokens",))
+            numbers = [float(loss), float(entropy), *counted(micros)]
+            whole_loss, whole_entropy, _, places, real = add_up(self.optimiser.stepped, numbers, self.ranks)
+            update = self.optimiser.update(loss.new_tensor(whole_loss)) if totals.tokens else Update(0.0, 0.0, False)
+            reason: tuple[SkipReason, ...] = () if update.taken else (("non_finite",) if totals.tokens else ("no_tokens",))
             return SupervisedMetrics(
-                loss=float(loss), entropy=float(entropy), grad_norm=update.grad_norm, lr=update.lr,
-                tokens=sum(len(s.positions) for s in sequences), sequences=len(sequences), padding_share=_padding(micros),
-                skipped=reason, seconds=time.perf_counter() - begun,
+                loss=whole_loss, entropy=whole_entropy, grad_norm=update.grad_norm, lr=update.lr, tokens=totals.tokens,
+                sequences=totals.trajectories, padding_share=padding(places, real), skipped=reason, seconds=time.perf_counter() - begun,
             )  # fmt: skip
 
     # ---- weights and state
@@ -322,8 +328,3 @@ class Learner:
             self.baselines = RunningBaselines(document["baselines"])
             self.step = int(document["step"])
             torch.set_rng_state(arrays["rng/torch"])
-
-
-def _padding(micros: Sequence[MicroBatch]) -> float:
-    places = sum(m.ids.numel() for m in micros)
-    return 1.0 - sum(m.real for m in micros) / places if places else 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -12,7 +12,21 @@ from rollart.training.batch import TrainSequence
 from rollart.training.packing import PackedLayout, layout_of
 from rollart.training.settings import BatchSettings, Denominator
 
-__all__ = ["MicroBatch", "micro_batches"]
+__all__ = ["MicroBatch", "Totals", "idle_micro_batch", "micro_batches"]
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What a minibatch holds over all ranks: trained `tokens`, and `trajectories` that have any."""
+
+    tokens: int
+    trajectories: int
+
+    @classmethod
+    def of(cls, trained: Iterable[int]) -> Totals:
+        """The totals of trajectories with so many trained tokens each."""
+        counts = list(trained)
+        return cls(sum(counts), len(counts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +35,11 @@ class MicroBatch:
 
     `index` into the B * T hidden states, of the one that predicts it; `targets`, its id; `behaviour`, `advantages`, `temperature`,
     `versions`; `returns`, what the value head is to predict; `sequence`, the number of its sequence here; `weights`, its share
-    in the loss of the whole minibatch (they sum to 1 over it, so sums over micro-batches need no further division), and `value_weights`,
+    in the loss of the whole minibatch (they sum to 1 over it, so sums over micro-batches and ranks need no further division), and `value_weights`,
     the same where there is a return and else 0.
 
-    `members` are the sequences' places among those that were cut, in the order they lie here. `real` counts the positions of `ids`
-    that are not padding; `tempered` says whether any temperature differs from 1.
+    `members` are the sequences' places among those that were cut, in the order they lie here; an idle micro-batch
+    has none. `real` counts the positions of `ids` that are not padding; `tempered` says whether any temperature differs from 1.
     """
 
     ids: Tensor
@@ -57,9 +71,14 @@ class MicroBatch:
         return MicroBatch(**moved)
 
 
-def micro_batches(sequences: Sequence[TrainSequence], settings: BatchSettings, *, packed: bool = False) -> list[MicroBatch]:
-    """Sequences of like length together, each micro-batch at most `token_budget` positions (padding included) or one sequence."""
-    weights = _weights(sequences, settings.denominator)
+def micro_batches(
+    sequences: Sequence[TrainSequence], settings: BatchSettings, *, packed: bool = False, totals: Totals | None = None
+) -> list[MicroBatch]:
+    """Sequences of like length together, each micro-batch at most `token_budget` positions (padding included) or one sequence.
+
+    `totals` are those of the minibatch that the sequences are a rank's share of (default: they are all of it).
+    """
+    weights = _weights(sequences, settings.denominator, totals)
     order = sorted(range(len(sequences)), key=lambda i: sequences[i].inputs)  # stable, so equal lengths stay in canonical order
     rows: list[list[int]] = []
     held = 0
@@ -76,15 +95,23 @@ def micro_batches(sequences: Sequence[TrainSequence], settings: BatchSettings, *
     return [_lay([sequences[i] for i in row], [weights[i] for i in row], tuple(row), packed) for row in rows]
 
 
-def _weights(sequences: Sequence[TrainSequence], denominator: Denominator) -> list[float]:
-    """The weight of each token of each sequence: 1 / tokens, or 1 / (trajectories * tokens of its trajectory)."""
+def idle_micro_batch(*, packed: bool) -> MicroBatch:
+    """A pass that counts for nothing: one made-up token of weight 0, for a rank that waits for another's pass."""
+    nothing = torch.zeros(1, dtype=torch.float64)
+    ids, positions = torch.zeros(2, dtype=torch.long), torch.ones(1, dtype=torch.long)
+    sequence = TrainSequence(ids, positions, nothing, torch.zeros(1, dtype=torch.long), nothing, 1.0, 0)
+    return _lay([sequence], [0.0], (), packed)
+
+
+def _weights(sequences: Sequence[TrainSequence], denominator: Denominator, totals: Totals | None) -> list[float]:
+    """The weight of each token of each sequence: 1 / tokens, or 1 / (trajectories * tokens of its trajectory), a trajectory being whole here."""
     tokens: dict[int, int] = {}
     for s in sequences:
         tokens[s.trajectory] = tokens.get(s.trajectory, 0) + len(s.positions)
+    whole = totals or Totals.of(tokens.values())
     if denominator == "token":
-        total = sum(tokens.values())
-        return [1.0 / total for _ in sequences]
-    return [1.0 / (len(tokens) * tokens[s.trajectory]) for s in sequences]
+        return [1.0 / whole.tokens for _ in sequences]
+    return [1.0 / (whole.trajectories * tokens[s.trajectory]) for s in sequences]
 
 
 def _lay(sequences: list[TrainSequence], weights: list[float], members: tuple[int, ...], packed: bool) -> MicroBatch:

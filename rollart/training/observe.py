@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rollart.training.losses.terms import LossInputs, LossTerms
 from rollart.training.metrics import StalenessMetrics
+from rollart.training.ranks import Ranks
 
 __all__ = ["Observations"]
 
@@ -37,6 +38,19 @@ class Observations:
             self.columns.setdefault(name, []).append(value.detach())
         for name, mark in terms.marks.items():
             self.marks.setdefault(name, []).append(mark)
+
+    def over(self, ranks: Ranks) -> Observations:
+        """These and what the other ranks saw, by rank; the same on each of them."""
+        if ranks.count == 1:
+            return self
+        mine = [{name: torch.cat(parts).cpu() for name, parts in held.items()} for held in (self.columns, self.marks)]
+        found = Observations()
+        for columns, marks in ranks.gather(mine):
+            for name, value in columns.items():
+                found.columns.setdefault(name, []).append(value)
+            for name, value in marks.items():
+                found.marks.setdefault(name, []).append(value)
+        return found
 
     def summary(self) -> dict[str, Any]:
         """The fields of StepMetrics that are means over tokens; empty if there were none."""

@@ -8,10 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from rollart.training.errors import NonFiniteError, StateError
+from rollart.training.gradients import clip
 from rollart.training.schedule import learning_rate
 from rollart.training.settings import OptimiserSettings
+from rollart.training.state import fits, take
 
 __all__ = ["Optimiser", "Update"]
 
@@ -46,10 +49,16 @@ class Optimiser:
             self._masters = {name: nn.Parameter(p.detach().float()) for name, p in narrow.items()}
         self._stepped: dict[str, nn.Parameter] = self.parameters | self._masters
         # Norms and biases are vectors; pulling them to 0 is no regularisation.
-        matrices = [p for p in self._stepped.values() if p.ndim >= 2]
-        vectors = [p for p in self._stepped.values() if p.ndim < 2]
-        groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-        self._adam = torch.optim.AdamW([g for g in groups if g["params"]], lr=settings.lr, betas=settings.betas, fused=True)
+        groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+        for p in self._stepped.values():
+            groups.setdefault((p.ndim < 2, not isinstance(p, DTensor)), []).append(p)  # torch steps whole and spread ones apart
+        decays = [{"params": groups[kind], "weight_decay": 0.0 if kind[0] else settings.weight_decay} for kind in sorted(groups)]
+        self._adam = torch.optim.AdamW(decays, lr=settings.lr, betas=settings.betas, fused=True)
+
+    @property
+    def stepped(self) -> list[nn.Parameter]:
+        """What the steps are taken on, in a fixed order: the parameters or, of those that have one, the masters."""
+        return list(self._stepped.values())
 
     def collect(self) -> None:
         """Adds the gradients of a backward pass to the masters', so that sums over passes do not round; without masters there is nothing to do."""
@@ -72,7 +81,7 @@ class Optimiser:
         """
         self.collect()
         lr = learning_rate(self.settings, self.steps)
-        norm = nn.utils.clip_grad_norm_(self._stepped.values(), self.settings.clip_norm, foreach=True)
+        norm = clip(self._stepped.values(), self.settings.clip_norm)
         finite = bool(torch.isfinite(loss.detach()) & torch.isfinite(norm))
         if finite:
             for group in self._adam.param_groups:
@@ -113,16 +122,16 @@ class Optimiser:
             raise StateError(f"the optimiser's state does not fit this model: {sorted(set(arrays) ^ expected)[:3]} are missing or too many")
         for key, value in arrays.items():
             moment, name = key.split("/", 1)
-            if moment != "step" and value.shape != self.parameters[name].shape:
+            if moment != "step" and not fits(self.parameters[name], value):
                 raise StateError(f"{key} has shape {tuple(value.shape)}, the parameter {tuple(self.parameters[name].shape)}")
         self._adam.state.clear()
         with torch.no_grad():
             for name, master in self._masters.items():
-                master.copy_(arrays[f"master/{name}"])
+                take(master, arrays[f"master/{name}"])
         self._round()
         if stepped:
             for name, p in self._stepped.items():
-                self._adam.state[p] = {m: _own(arrays[f"{m}/{name}"], p) for m in _MOMENTS}
+                self._adam.state[p] = {m: _own(arrays[f"{m}/{name}"], p, scalar=m == "step") for m in _MOMENTS}
         self.steps = int(counts["steps"])
         self.skips_in_a_row = int(counts["skips_in_a_row"])
 
@@ -132,5 +141,9 @@ class Optimiser:
             self.parameters[name].copy_(master)
 
 
-def _own(value: Tensor, parameter: nn.Parameter) -> Tensor:
-    return value.detach().to(parameter.device, copy=True)
+def _own(value: Tensor, parameter: nn.Parameter, *, scalar: bool) -> Tensor:
+    if scalar:
+        return value.detach().to(parameter.device, copy=True)
+    held = torch.empty_like(parameter, dtype=value.dtype).detach()
+    take(held, value)
+    return held

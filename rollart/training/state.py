@@ -1,4 +1,7 @@
-"""A model's tensors by name, out and in; refuses what belongs to another model before anything changes."""
+"""A model's tensors by name, out and in; refuses what belongs to another model before anything changes.
+
+A tensor that is spread over ranks (a DTensor) goes out as what this rank has of it, and comes in so, or whole.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,12 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from rollart.training.errors import StateError
+from storage.arrays.distributed_tensors import shard_of
 
-__all__ = ["check_fits", "copies", "fill", "own_tensors", "under"]
+__all__ = ["check_fits", "copies", "fill", "fits", "own_tensors", "take", "under"]
 
 
 def under(prefix: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -39,7 +44,7 @@ def check_fits(model: nn.Module, values: Mapping[str, Tensor]) -> None:
     if set(own) != set(values):
         raise StateError(f"the weights are another model's: {sorted(set(own) ^ set(values))[:3]} are missing or too many")
     for name, value in values.items():
-        if value.shape != own[name].shape:
+        if not fits(own[name], value):
             raise StateError(f"weight {name} has shape {tuple(value.shape)}, the model's has {tuple(own[name].shape)}")
 
 
@@ -49,4 +54,24 @@ def fill(model: nn.Module, values: Mapping[str, Tensor]) -> None:
     own = own_tensors(model)
     with torch.no_grad():
         for name, value in values.items():
-            own[name].copy_(value)
+            take(own[name], value)
+
+
+def fits(own: Tensor, value: Tensor) -> bool:
+    """Whether `value` can be taken over into `own`, by its shape."""
+    return value.shape == own.shape or (isinstance(own, DTensor) and not isinstance(value, DTensor) and value.shape == own.to_local().shape)
+
+
+@torch.no_grad()
+def take(own: Tensor, value: Tensor) -> None:
+    """Copies `value` into `own`: all of it or, of a spread tensor, this rank's part."""
+    if not isinstance(own, DTensor):
+        own.copy_(value)
+        return
+    part = value.to_local() if isinstance(value, DTensor) else value
+    held = own.to_local()
+    if part.shape != held.shape:
+        place = shard_of(own)
+        for dimension, (start, size) in enumerate(zip(place.start, held.shape, strict=True)):
+            part = part.narrow(dimension, start, size)
+    held.copy_(part)
