@@ -34,7 +34,8 @@ _CREATE_PART = 2**30
 """Below this a creation is one request: not every server keeps the condition of an upload in parts."""
 
 _memory_lock = threading.Lock()
-"""fsspec's memory store looks, then writes; within this process (its whole world) the lock makes that one action."""
+"""fsspec's memory store looks, then writes, and lists a dictionary that others may change meanwhile; within this process (its whole
+world) the lock makes each call one action."""
 
 
 def _renew_lock() -> None:
@@ -98,12 +99,6 @@ class RemoteObjects:
         self._retried(lambda: self._call("pipe_file", key, data, seconds=_write_seconds(data)), "writing", path)
 
     def create(self, path: str, data: bytes) -> bool:
-        if self._kind == "memory":
-            with _memory_lock:
-                return self._create(path, data)
-        return self._create(path, data)
-
-    def _create(self, path: str, data: bytes) -> bool:
         key = self._key(path)
         mark = uuid.uuid4().hex
         options: dict[str, Any] = {"mode": "create"}
@@ -173,6 +168,9 @@ class RemoteObjects:
     def _call(self, method: str, *args: Any, seconds: float | None = None, **options: Any) -> Any:
         """The client's blocking call, stopped after `seconds` where the client can be."""
         try:
+            if self._kind == "memory":
+                with _memory_lock:
+                    return getattr(self._fs, method)(*args, **options)
             if not self._fs.async_impl:
                 return getattr(self._fs, method)(*args, **options)
 

@@ -58,6 +58,29 @@ def test_of_eight_racing_creators_one_wins(objects):
     assert objects.read("x") == str(won.index(True)).encode()
 
 
+def test_a_listing_holds_what_stays_while_others_write_and_delete():
+    """In memory, where a listing goes through the very dictionary that they change."""
+    objects = ObjectStore(f"memory://{uuid.uuid4().hex}")
+    staying = [f"staying/{i}" for i in range(500)]
+    for path in staying:
+        objects.write(path, b"1")
+
+    def change(thread: int) -> None:
+        for i in range(200):
+            objects.write(f"going/{thread}-{i}", b"1")
+            objects.delete(f"going/{thread}-{i}")
+
+    with ThreadPoolExecutor(2) as pool:
+        changing = [pool.submit(change, thread) for thread in range(2)]
+        while True:
+            ended = all(future.done() for future in changing)
+            assert set(staying) <= set(objects.list())
+            if ended:
+                break
+        for future in changing:
+            future.result()
+
+
 def test_a_listing_shows_what_another_client_wrote_since(place):
     one, other = ObjectStore(*place), ObjectStore(*place)
     other.write("d/a", b"")
