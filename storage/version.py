@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from numbers import Integral
 
-_SPELLING = re.compile(r"(\d{1,6})-(\d{1,10})")
+_SPELLING = re.compile(r"([0-9]{1,6})-([0-9]{1,10})")
+_LINEAGES, _STEPS = 10**6, 10**10
+"""What the spelling has digits for: a version beyond that couldn't be found again by its commit's name."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -20,8 +23,9 @@ class Version:
     step: int
 
     def __post_init__(self) -> None:
-        if self.lineage < 0 or self.step < 0:
-            raise ValueError(f"a version counts from 0, got lineage {self.lineage}, step {self.step}")
+        whole = all(isinstance(number, Integral) and not isinstance(number, bool) for number in (self.lineage, self.step))
+        if not whole or not (0 <= self.lineage < _LINEAGES and 0 <= self.step < _STEPS):
+            raise ValueError(f"a version counts from 0, in whole numbers, to lineage 999999 and step 9999999999; got {self.lineage!r}, {self.step!r}")
 
     def __str__(self) -> str:
         return f"{self.lineage}-{self.step}"

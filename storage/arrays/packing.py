@@ -145,6 +145,10 @@ def flat_parts(tensor: torch.Tensor, start: int, end: int) -> Iterator[Bytes]:
 
 
 def _checked_dtype(name: str, tensor: torch.Tensor) -> str:
+    if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+        raise UnsupportedTensor(f"{name!r} of type {type(tensor).__name__} can't be stored: a state has tensors by name, nothing else")
+    if any("\ud800" <= character <= "\udfff" for character in name):
+        raise UnsupportedTensor(f"tensor {name!r} can't be stored: its name has lone surrogates, which UTF-8 can't spell")
     dtype = name_of(tensor.dtype)
     if TORCH_OF.get(dtype) is not tensor.dtype or tensor.layout is not torch.strided or tensor.is_meta:
         where = f"{dtype}, {tensor.layout}, on {tensor.device}"

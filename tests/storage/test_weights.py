@@ -203,6 +203,26 @@ def test_a_tensor_that_has_no_plain_form_is_refused_by_name(tmp_path, tensor):
         WeightStore(str(tmp_path)).publish({"layer.w": tensor}, version=V0)
 
 
+@pytest.mark.parametrize("state", [{"w": [1.0]}, {"w": None}, {1: torch.ones(1)}, {"\ud800w": torch.ones(1)}])
+def test_what_is_no_tensor_by_name_is_refused_before_anything_is_written(tmp_path, state):
+    with pytest.raises(UnsupportedTensor, match="can't be stored"):
+        WeightStore(str(tmp_path)).publish(state, version=V0)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("step", [-1, 10**10, 1.5, True, "3"])
+def test_a_step_whose_version_could_not_be_found_again_is_refused(tmp_path, step):
+    with pytest.raises(ValueError, match="whole numbers"):
+        WeightStore(str(tmp_path)).publish({"w": torch.ones(1)}, step=step)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_last_version_there_can_be_is_found_again(weights):
+    last = Version(999_999, 9_999_999_999)
+    weights.publish({"w": torch.ones(1)}, version=last, background=False)
+    assert weights.versions() == [last] and weights.newest() == last and weights.resolve(str(last)) == last
+
+
 def test_the_commit_says_what_the_version_is_and_where_it_came_from(weights):
     weights.publish({"w": torch.ones(3)}, version=V0).result(60)
     before = time.time()
