@@ -221,8 +221,9 @@ class Session:
         with self.telemetry.stage("checkpoint"):
             await self.trainer.checkpoint(self.version, {"ledger": cut})
         self._saved = self.version
-        if self._collecting is None or self._collecting.done():
-            self._collecting = asyncio.create_task(self._collect())
+        if self._collecting is not None:
+            await self._collecting
+        self._collecting = asyncio.create_task(self._collect())
 
     async def _collect(self) -> None:
         """Removes versions and checkpoints that the run no longer keeps, beside whatever comes next. What stays in the way is told, and
