@@ -15,7 +15,7 @@ from storage.errors import Damaged
 from storage.format.commit import JSON, Commit
 from storage.keeping.collection import Collection, collect
 from storage.keeping.retention import Retention
-from storage.keeping.verification import Verification, verify
+from storage.keeping.verification import Verification
 from storage.objects.store import ObjectStore
 from storage.progress import Progress
 from storage.refs import Reference
@@ -112,7 +112,7 @@ class CheckpointStore:
 
     def verify(self, version: Reference | None = None, *, progress: Progress | None = None) -> Verification:
         """Reads all that one checkpoint (default: every one) consists of and checks every byte; see `WeightStore.verify`."""
-        return verify(self._versioned.store, None if version is None else [self.commit(self._versioned.resolve(version)).version], progress)
+        return self._versioned.verify(version, progress)
 
     def _document(self, commit: Commit, name: str) -> JSON:
         data = self._versioned.document(commit, name)

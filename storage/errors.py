@@ -12,7 +12,10 @@ __all__ = [
 
 
 class StoreError(Exception):
-    """Anything that a store or what is in it does wrong; every error of this package is one."""
+    """Anything that a store or what is in it does wrong; every error of this package is one. Travels by pickle, fields and all."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__)
 
 
 class StoreUnreachable(StoreError):
@@ -89,9 +92,6 @@ class VersionMissing(StoreError, LookupError):
         super().__init__(f"{url} doesn't hold {what}; versions() lists what it holds")
         self.version = version
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.args, self.__dict__)
-
 
 class VersionTaken(StoreError):
     """Another publisher committed this version first; what it holds is theirs, and ours was dropped whole."""
@@ -100,9 +100,6 @@ class VersionTaken(StoreError):
         super().__init__(f"version {version} of {url} exists already: another publisher committed it; pull it, or publish the next one")
         self.version = version
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.args, self.__dict__)
-
 
 class VersionDiffers(StoreError):
     """Two stores have different versions of the same number, so that one can't be copied over the other."""
@@ -110,9 +107,6 @@ class VersionDiffers(StoreError):
     def __init__(self, version: Version, source: str, target: str) -> None:
         super().__init__(f"{target} has another version {version} than {source}: copy into a store of its own, or remove the one that is wrong")
         self.version = version
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.args, self.__dict__)
 
 
 class VersionPassed(StoreError):
@@ -126,9 +120,6 @@ class VersionPassed(StoreError):
         self.version = version
         self.newest = newest
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.args, self.__dict__)
-
 
 class PublishTooLong(StoreError):
     """A publish took so long that a collector may take its data for a dead attempt's; it gave up and its data is gone."""
@@ -139,9 +130,6 @@ class PublishTooLong(StoreError):
             "swept: publish it again, and less at once or to a faster store if it wasn't the machine that slept"
         )
         self.version = version
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.args, self.__dict__)
 
 
 class PartsMissing(StoreError):
@@ -155,9 +143,6 @@ class PartsMissing(StoreError):
         )
         self.version = version
         self.ranks = ranks
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.args, self.__dict__)
 
 
 class ShardsRefused(StoreError, ValueError):
@@ -175,9 +160,6 @@ class Damaged(StoreError):
         self.tensor = tensor
         self.what = what
         self.reason = reason
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.args, self.__dict__)
 
 
 def _rebuild(kind: type[StoreError], args: tuple[object, ...], fields: dict[str, object]) -> StoreError:

@@ -6,10 +6,11 @@ import hashlib
 import time
 from collections.abc import Mapping
 
-from storage.errors import Damaged, ObjectMissing, UnknownFile, UnsafePath
+from storage.errors import UnknownFile, UnsafePath
 from storage.format import layout
 from storage.format.commit import Commit
 from storage.format.index import ObjectEntry
+from storage.format.whole_objects import read_object
 from storage.objects import paths
 from storage.objects.store import ObjectStore
 
@@ -44,17 +45,6 @@ def read_file(store: ObjectStore, commit: Commit, name: str) -> bytes:
         held = ", ".join(sorted(commit.files)[:20]) or "none"
         raise UnknownFile(f"version {commit.version} has no file {name!r}; it has {held}")
     return read_object(store, entry.key, entry, commit)
-
-
-def read_object(store: ObjectStore, path: str, entry: ObjectEntry, commit: Commit) -> bytes:
-    """The bytes of an object of a version; Damaged if they aren't what was written."""
-    try:
-        data = store.read(path)
-    except ObjectMissing as error:
-        raise Damaged(what=path, reason="is missing", url=store.url, version=commit.version) from error
-    if len(data) != entry.bytes or hashlib.sha256(data).hexdigest() != entry.sha256:
-        raise Damaged(what=path, reason="is cut short or changed", url=store.url, version=commit.version)
-    return data
 
 
 def _entry(data: bytes) -> ObjectEntry:

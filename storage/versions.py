@@ -14,7 +14,7 @@ from storage.arrays.chunks import ArrayReader
 from storage.arrays.packing import Packed
 from storage.arrays.selection import Slices
 from storage.arrays.unpacking import NO_SLICES, NO_TENSORS, Unpacker
-from storage.arrays.writing import new_attempt, put_object, write_arrays
+from storage.arrays.writing import new_attempt, write_arrays
 from storage.deltas.chains import chain, links_of, readers_of
 from storage.deltas.updating import can_update, update
 from storage.errors import PublishTooLong, StoreError, VersionMissing, VersionPassed, VersionTaken
@@ -22,12 +22,15 @@ from storage.format import layout
 from storage.format.commit import FORMAT, JSON, Commit, encode
 from storage.format.commits import read_commit, versions_in
 from storage.format.index import DeltaEntry, TensorEntry
+from storage.format.whole_objects import put_object, read_object
 from storage.keeping.leases import Leases
 from storage.keeping.lineages import Lineages
 from storage.keeping.retirement import Retirements
-from storage.model_files import check_file_names, put_files, read_object
+from storage.keeping.verification import Verification, verify
+from storage.model_files import check_file_names, put_files
 from storage.objects.parallel import in_flight
 from storage.objects.store import ObjectStore
+from storage.progress import Progress
 from storage.refs import Reference, resolve
 from storage.version import Version
 
@@ -197,6 +200,15 @@ class VersionedStore:
         if can_update(commit, links, out):
             return update(commit, links, out, self._in_flight(commit))
         return self.tensors(commit, out=out)
+
+    def verify(self, ref: Reference | None, progress: Progress | None) -> Verification:
+        """See `verification.verify`; VersionMissing for a version that isn't there. Its commit may be damaged: that is in the result."""
+        if ref is None:
+            return verify(self.store, None, progress)
+        version = self.resolve(ref)
+        if not self.store.exists(layout.commit_path(version)):
+            raise VersionMissing(version, self.store.url)
+        return verify(self.store, [version], progress)
 
     def document(self, commit: Commit, name: str) -> bytes:
         """The bytes of one of a commit's documents; Damaged if they aren't what was written."""

@@ -17,15 +17,13 @@ from storage.arrays.selection import Slices
 from storage.arrays.unpacking import NO_SLICES
 from storage.arrays.writing import new_attempt
 from storage.delta_writer import DeltaWriter
-from storage.errors import VersionMissing
 from storage.format.commit import JSON, Commit
-from storage.format.layout import commit_path
 from storage.keeping.collection import Collection, collect
 from storage.keeping.following import Follower, follow, follow_async
 from storage.keeping.leases import Lease, Leases
 from storage.keeping.retention import Retention
 from storage.keeping.tags import Tags
-from storage.keeping.verification import Verification, verify
+from storage.keeping.verification import Verification
 from storage.model_files import check_file_names, read_file
 from storage.objects.store import ObjectStore
 from storage.parted import PartedVersions
@@ -270,12 +268,7 @@ class WeightStore:
         A few chunks are in memory at a time. `progress` hears the bytes that are checked and those there are. What is damaged is in
         the result, not raised; VersionMissing or UnknownTag for a version that isn't there.
         """
-        if ref is None:
-            return verify(self.objects, None, progress)
-        version = self.resolve(ref)
-        if not self.objects.exists(commit_path(version)):
-            raise VersionMissing(version, self.url)
-        return verify(self.objects, [version], progress)
+        return self._versioned.verify(ref, progress)
 
     def follow(
         self,

@@ -1,8 +1,7 @@
-"""Puts arrays and small objects into an attempt's folder; owns their order and checksums, and makes no version exist."""
+"""Puts arrays into an attempt's folder; owns their order, and makes no version exist."""
 
 from __future__ import annotations
 
-import hashlib
 import uuid
 from collections.abc import Mapping
 
@@ -11,6 +10,7 @@ from storage.arrays.packing import ArrayValues, chunk_count
 from storage.format import layout
 from storage.format.dtypes import ITEMSIZE
 from storage.format.index import ArrayEntry, ObjectEntry
+from storage.format.whole_objects import put_object
 from storage.format.zarr_metadata import metadata_objects
 from storage.objects.parallel import in_flight, side_by_side
 from storage.objects.store import ObjectStore
@@ -33,9 +33,3 @@ def write_arrays(folder: ObjectStore, arrays: Mapping[str, ArrayValues]) -> tupl
         for name, array in arrays.items()
     }
     return entries, objects
-
-
-def put_object(folder: ObjectStore, key: str, data: bytes) -> ObjectEntry:
-    """Puts one object; what a commit says of it."""
-    folder.write(key, data)
-    return ObjectEntry(key, len(data), hashlib.sha256(data).hexdigest())

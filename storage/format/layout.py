@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from storage.version import Version
 
 COMMITS = "commits"
@@ -36,11 +38,7 @@ def commit_path(version: Version) -> str:
 
 def commit_version(path: str) -> Version | None:
     """The version whose commit `path` is; None for any other object."""
-    try:
-        version = Version.parse(path.removeprefix(COMMITS + "/").removesuffix(".json"))
-    except ValueError:
-        return None
-    return version if commit_path(version) == path else None
+    return _version_at(path, COMMITS, commit_path)
 
 
 def data_prefix(version: Version, attempt: str) -> str:
@@ -88,8 +86,12 @@ def retired_path(version: Version) -> str:
 
 def retired_version(path: str) -> Version | None:
     """The version whose record of going `path` is; None for any other object."""
+    return _version_at(path, RETIRED, retired_path)
+
+
+def _version_at(path: str, folder: str, path_of: Callable[[Version], str]) -> Version | None:
     try:
-        version = Version.parse(path.removeprefix(RETIRED + "/").removesuffix(".json"))
+        version = Version.parse(path.removeprefix(folder + "/").removesuffix(".json"))
     except ValueError:
         return None
-    return version if retired_path(version) == path else None
+    return version if path_of(version) == path else None

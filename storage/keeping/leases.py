@@ -14,6 +14,7 @@ from types import TracebackType
 
 from storage.errors import Damaged, LeaseExpired, VersionMissing
 from storage.format import layout, records
+from storage.keeping.claims import claim
 from storage.objects.store import ObjectStore
 from storage.version import Version
 
@@ -67,16 +68,13 @@ class Lease:
         self.release()
 
     def _claim(self) -> None:
-        commit = layout.commit_path(self.version)
-        if self._store.exists(commit):
-            until = time.monotonic() + self.seconds
-            self._store.write(self._path, records.encoded({"version": str(self.version), "seconds": self.seconds, "holder": self.holder}))
-            # A collector deletes a commit first and looks at the leases then; so one of the two sees what the other did.
-            if self._store.exists(commit):
-                self._until = until
-                return
-        self.release()
-        raise VersionMissing(self.version, self._store.url)
+        until = time.monotonic() + self.seconds
+        try:
+            claim(self._store, self._path, self.version, {"seconds": self.seconds, "holder": self.holder})
+        except VersionMissing:
+            self.release()
+            raise
+        self._until = until
 
 
 class Leases:

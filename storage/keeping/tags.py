@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from storage.errors import BadReference, UnknownTag, VersionMissing
+from storage.errors import BadReference, UnknownTag
 from storage.format import layout, records
+from storage.keeping.claims import claim
 from storage.objects.store import ObjectStore
 from storage.version import Version
 
@@ -47,15 +48,7 @@ class Tags:
     def put(self, name: str, version: Version) -> None:
         """Puts tag `name` on `version`, taking it off any other. VersionMissing, which leaves the tag as it was, or takes it away if
         the version is collected at this very moment."""
-        path = layout.tag_path(checked_tag(name))
-        commit = layout.commit_path(version)
-        if self._store.exists(commit):
-            self._store.write(path, records.encoded({"version": str(version)}))
-            # A collector deletes a commit first and looks at the tags then; so one of the two sees what the other did.
-            if self._store.exists(commit):
-                return
-            self._store.delete(path)
-        raise VersionMissing(version, self._store.url)
+        claim(self._store, layout.tag_path(checked_tag(name)), version, {})
 
     def remove(self, name: str) -> None:
         """Takes tag `name` away; UnknownTag if there is none."""

@@ -90,9 +90,8 @@ class ObjectStore:
     def child(self, prefix: str) -> ObjectStore:
         """The store of what is under `prefix`."""
         self._check_process(f"opening {prefix} of")
-        child = type(self)(f"{self._url}/{paths.checked(prefix)}", self._options, durable=self._durable)
-        child._single_writer = self._single_writer
-        return child
+        url = f"{self._url}/{paths.checked(prefix)}"
+        return type(self)(url, self._options, durable=self._durable, single_writer=self._single_writer)
 
     def read(self, path: str) -> bytes:
         """The whole object; ObjectMissing if there is none."""
@@ -248,6 +247,4 @@ def _parts(data: Data) -> Sequence[Bytes]:
 
 
 def _reopen(kind: type[ObjectStore], url: str, options: dict[str, Any], durable: bool, single_writer: bool) -> ObjectStore:
-    store = kind(url, options, durable=durable)
-    store._single_writer = single_writer
-    return store
+    return kind(url, options, durable=durable, single_writer=single_writer)
