@@ -109,7 +109,10 @@ def decode(data: bytes, version: Version, what: str, url: str) -> Commit:
     Damaged if it contradicts itself, its version or its checksum; UnknownFormat if it is of another format.
     """
     found = unsealed(data, what, url)
-    unknown = set(map(str, found.get("requires") or ())) - FEATURES
+    required = found.get("requires") or []
+    if not isinstance(required, list):
+        raise Damaged(what=what, reason="is refused: what it requires is no list", url=url, version=version)
+    unknown = set(map(str, required)) - FEATURES
     if unknown:
         raise UnknownFormat(f"{what} of {url} needs {', '.join(sorted(unknown))[:200]}, which this release can't read: use a newer one")
     try:

@@ -177,7 +177,7 @@ def check_array(name: str, array: ArrayEntry) -> None:
 def _check_tensor(name: str, tensor: TensorEntry, places: Mapping[str, ArrayEntry | DeltaEntry], tensors: Mapping[str, TensorEntry]) -> None:
     if tensor.dtype not in ITEMSIZE:
         raise IndexRefused(f"tensor {name!r} has unknown type {tensor.dtype[:40]!r}")
-    if len(tensor.shape) > _MOST_DIMENSIONS or min(tensor.shape, default=0) < 0 or math.prod(tensor.shape) != tensor.numel:
+    if len(tensor.shape) > _MOST_DIMENSIONS or min(tensor.shape, default=0) < 0 or math.prod(tensor.shape) != tensor.numel or _too_wide(tensor):
         raise IndexRefused(f"tensor {name!r} can't have shape {tensor.shape[:_MOST_DIMENSIONS]} and {tensor.numel} values")
     if tensor.shards:
         _check_shards(name, tensor, places)
@@ -190,6 +190,11 @@ def _check_tensor(name: str, tensor: TensorEntry, places: Mapping[str, ArrayEntr
             raise IndexRefused(f"tensor {name!r} has {tensor.numel} values and no array")
     else:
         _check_place(name, tensor.dtype, tensor.array, tensor.offset, tensor.numel, places)
+
+
+def _too_wide(tensor: TensorEntry) -> bool:
+    """Whether no tensor can have this shape, however empty it is: its strides wouldn't fit their 64 bits."""
+    return math.prod(max(size, 1) for size in tensor.shape) >= 1 << 63
 
 
 def _check_shards(name: str, tensor: TensorEntry, places: Mapping[str, ArrayEntry | DeltaEntry]) -> None:

@@ -53,6 +53,7 @@ def test_a_kill_at_every_write_leaves_the_previous_version_and_the_next_publish_
     assert torch.equal(weights.pull()["first"], torch.full((500,), 2.0))
 
 
+@pytest.mark.many_requests
 def test_a_kill_at_every_write_of_a_publish_in_the_foreground_leaves_the_previous_version(weights, dying, killed):
     files = {"config.json": b"{}", "tokenizer.json": b"tokens"}
     writes = 0
@@ -243,6 +244,9 @@ HOSTILE = {
     "no base": lambda c: c.pop("base") and None,
     "no tensors": lambda c: c.pop("tensors") and None,
     "version": lambda c: c.update(version={"lineage": -1, "step": 0}),
+    "an empty tensor of more than 64 bits": lambda c: c["tensors"].update(none={**NO_TENSOR, "shape": [1 << 70, 0]}),
+    "an empty tensor whose strides overflow": lambda c: c["tensors"].update(none={**NO_TENSOR, "shape": [1 << 62, 1 << 62, 0]}),
+    "requirements in no list": lambda c: c.update(requires=5),
     "thousands of dimensions": lambda c: c["tensors"]["first"].update(shape=[1] * 5000 + [500]),
 }
 
