@@ -142,7 +142,7 @@ def test_pull_reads_into_the_tensors_it_is_given(weights):
     only = torch.zeros(5)
     weights.pull(names=["tied"], out={"tied": only})
     assert torch.equal(only, state["b"])
-    for wrong in (torch.zeros(3, 4), torch.zeros(4, 3, dtype=torch.float64)):
+    for wrong in (torch.zeros(3, 4), torch.zeros(4, 3, dtype=torch.float64), torch.zeros(1, 3).expand(4, 3)):
         with pytest.raises(TensorMismatch, match="'a'"):
             weights.pull(out={"a": wrong})
     with pytest.raises(UnknownTensor, match="'c'"):
