@@ -40,7 +40,7 @@ test: $(INSTALLED)
 	$(BIN)/pytest
 
 stores: $(INSTALLED) $(SERVERS)
-	$(BIN)/pytest tests/storage --stores=real $(ARGS)
+	$(BIN)/pytest -m "slow or not slow" tests/storage --stores=real $(ARGS)
 
 faults: $(INSTALLED)
 	$(BIN)/pytest -m "slow or not slow" tests/faults $(ARGS)

@@ -1,6 +1,7 @@
 """The kinds of store that the same tests run on: a folder, fsspec's memory, and S3 as moto acts it.
 
 With `--stores=real` they run on real servers instead, SeaweedFS for S3 and fake-gcs-server for GCS, and tests without a server don't.
+Tests that are marked `many_requests` show the same on a folder and in memory in a tenth of the time, so that moto's turn at them is `slow`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ SERVED = {"place", "proxied", "s3", "gcs"}
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     chosen = any("place" in marker.args[0] for marker in metafunc.definition.iter_markers("parametrize"))
     if "place" in metafunc.fixturenames and not chosen:
-        metafunc.parametrize("place", KINDS[metafunc.config.getoption("--stores")], indirect=True)
+        stores = metafunc.config.getoption("--stores")
+        late = {"s3"} if stores == "quick" and metafunc.definition.get_closest_marker("many_requests") else set()
+        kinds = [pytest.param(kind, marks=pytest.mark.slow) if kind in late else kind for kind in KINDS[stores]]
+        metafunc.parametrize("place", kinds, indirect=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -61,6 +61,7 @@ def test_a_saved_checkpoint_is_never_replaced(checkpoints):
         checkpoints.load(Version(0, 2))
 
 
+@pytest.mark.many_requests
 def test_a_kill_at_every_write_leaves_the_previous_checkpoint_whole(checkpoints, dying, killed):
     arrays, documents = content(1)
     checkpoints.save(1, 0, arrays=arrays, documents=documents)

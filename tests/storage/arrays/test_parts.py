@@ -215,6 +215,7 @@ def test_parts_of_long_ago_are_not_committed(weights, monkeypatch):
     assert weights.objects.list() == []
 
 
+@pytest.mark.many_requests
 def test_a_kill_at_every_write_leaves_the_previous_version_and_the_attempt_can_be_repeated(weights, dying, killed):
     state = whole_state()
     weights.publish(state, version=V0, background=False)

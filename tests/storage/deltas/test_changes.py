@@ -146,6 +146,7 @@ def test_after_the_base_is_gone_the_next_is_full(local):
     assert local.commit(v(1)).base is None
 
 
+@pytest.mark.many_requests
 def test_a_kill_at_any_write_leaves_whole_versions_and_a_publisher_that_goes_on(place, dying, killed):
     states = history(3)
     publish(WeightStore(*place, full_every=9), states[:1])
@@ -171,6 +172,7 @@ def test_a_kill_at_any_write_leaves_whole_versions_and_a_publisher_that_goes_on(
     assert left >= 5, "two arrays' data and metadata, and the commit, are each a write"
 
 
+@pytest.mark.many_requests
 def test_names_and_slices_of_a_delta_are_what_the_whole_has(weights):
     states = history(4)
     publish(weights, states)

@@ -81,6 +81,7 @@ def test_a_version_goes_in_two_collections_a_grace_period_apart(weights):
         weights._versioned.tensors(commits[1])
 
 
+@pytest.mark.many_requests
 def test_what_a_kept_version_is_stored_as_changes_of_stays(weights):
     for step, base in ((0, None), (1, 0), (2, 1), (3, 2), (4, None)):
         put(weights, v(step), None if base is None else v(base))

@@ -89,6 +89,7 @@ def test_a_collection_killed_at_any_change_loses_no_kept_version_and_the_next_fi
     assert left == {"first": 6, "second": 3 * (1 + 3 + 1) + 1, "late": 2}[which]
 
 
+@pytest.mark.many_requests
 def test_many_collections_at_once_beside_publishers_readers_and_tags(place):
     """The virtual time stands still in each round, so whoever began in it has the grace period."""
     script = Script(now=T0)

@@ -153,6 +153,7 @@ def test_imports_become_the_newest_version_and_take_nobody_elses_number(store: W
         import_folder(store, str(tmp_path), version=Version(0, 7))
 
 
+@pytest.mark.many_requests
 def test_an_import_that_breaks_off_leaves_the_newest_version_as_it_was(
     tmp_path: Path, dying: Callable[[int], Any], place: Place, killed: type
 ) -> None:
@@ -183,6 +184,7 @@ def test_a_folder_in_use_is_refused_unless_forced_and_force_leaves_no_old_weight
 
 
 @pytest.mark.parametrize("old", [True, False])
+@pytest.mark.many_requests
 def test_a_crash_at_any_write_leaves_no_folder_that_can_be_loaded(
     store: WeightStore, place: Place, dying: Callable[[int], Any], killed: type, old: bool
 ) -> None:
