@@ -118,5 +118,5 @@ def check_fits(name: str, tensor: torch.Tensor, entry: TensorEntry, selection: S
             f"tensor {name!r} is {entry.dtype} {list(selection.shape)}, and can't be read into {name_of(tensor.dtype)} {list(tensor.shape)}"
             f" on {tensor.device}"
         )
-    if any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+    if tensor.numel() and any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
         raise TensorMismatch(f"tensor {name!r} can't be read into an expanded one, whose values share their memory: give a clone of it")

@@ -125,14 +125,14 @@ def test_a_publish_keeps_what_the_tensors_were_when_it_was_called(weights):
 
 
 def test_pull_reads_into_the_tensors_it_is_given(weights):
-    state = {"a": torch.randn(4, 3), "b": torch.randn(5), "tied": torch.zeros(0), "empty": torch.zeros(0, 2)}
+    state = {"a": torch.randn(4, 3), "b": torch.randn(5), "tied": torch.zeros(0), "empty": torch.zeros(2, 0)}
     state["tied"] = state["b"]
     weights.publish(state, version=V0).result(60)
     out = {
         "a": torch.zeros(3, 4).t(),
         "b": torch.nn.Parameter(torch.zeros(5)),
         "tied": torch.zeros(5),
-        "empty": torch.zeros(0, 2),
+        "empty": torch.from_numpy(np.zeros((2, 0), dtype=np.float32)),  # of stride 0, which is no expanded one
     }
     pulled = weights.pull(out=out)
     for name, tensor in state.items():
