@@ -17,6 +17,7 @@ from moto.server import ThreadedMotoServer
 
 from benchmarks import servers
 from storage.objects.store import ObjectStore
+from tests.storage.scripted import Killed
 
 Place = tuple[str, dict[str, Any]]
 
@@ -81,10 +82,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 @pytest.fixture
 def objects(place: Place) -> ObjectStore:
     return ObjectStore(*place)
-
-
-class Killed(BaseException):
-    """The process ends here, as far as the code under test can tell: nothing that catches errors may catch it."""
 
 
 class DyingStore(ObjectStore):

@@ -10,6 +10,7 @@ from storage.format import layout
 from storage.objects.store import ObjectStore
 from storage.version import Version
 from storage.weights import WeightStore
+from tests.storage.tensors import of_bits, same
 
 State = dict[str, torch.Tensor]
 
@@ -18,24 +19,8 @@ def v(step: int) -> Version:
     return Version(0, step)
 
 
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal in type, shape and every bit."""
-    if (a.dtype, a.shape) != (b.dtype, b.shape):
-        return False
-    return np.array_equal(byte_view(a.clone(memory_format=torch.contiguous_format)), byte_view(b.clone(memory_format=torch.contiguous_format)))
-
-
 def all_same(found: State, wanted: State) -> bool:
     return list(found) == list(wanted) and all(same(found[name], wanted[name]) for name in wanted)
-
-
-def of_bits(dtype: torch.dtype, shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    """Random bits, NaNs and infinities included; for bool, true and false."""
-    generator = np.random.default_rng(seed)
-    if dtype is torch.bool:
-        return torch.from_numpy(generator.integers(0, 2, shape).astype(bool)).reshape(shape)
-    size = int(np.prod(shape)) * dtype.itemsize
-    return torch.from_numpy(generator.integers(0, 256, size, dtype=np.uint8)).view(dtype).reshape(shape) if size else torch.empty(shape, dtype=dtype)
 
 
 def updated(state: State, seed: int, share: float) -> State:
@@ -48,7 +33,7 @@ def updated(state: State, seed: int, share: float) -> State:
             if tensor.numel():
                 values = byte_view(made[id(tensor)]).reshape(tensor.numel(), -1)
                 at = generator.random(tensor.numel()) < share
-                values[at] = byte_view(of_bits(tensor.dtype, tuple(tensor.shape), seed + i)).reshape(values.shape)[at]
+                values[at] = byte_view(of_bits(tensor.dtype, *tensor.shape, seed=seed + i)).reshape(values.shape)[at]
     return {name: made[id(tensor)] for name, tensor in state.items()}
 
 

@@ -17,17 +17,8 @@ from storage.format.dtypes import TORCH_OF
 from storage.objects.store import ObjectStore
 from storage.version import Version
 from storage.weights import WeightStore
-from tests.storage.histories import State, all_same, copies, history, model, of_bits, publish, same, stepped, updated, v
-
-
-@pytest.fixture
-def weights(place):
-    return WeightStore(*place, full_every=4)
-
-
-@pytest.fixture
-def local(tmp_path):
-    return WeightStore(str(tmp_path / "store"), full_every=4)
+from tests.storage.histories import State, all_same, copies, history, model, publish, stepped, updated, v
+from tests.storage.tensors import of_bits, same
 
 
 def test_versions_between_full_ones_hold_what_has_changed_and_come_back_bit_for_bit(weights):
@@ -100,8 +91,8 @@ def test_another_layout_is_written_in_full(local, difference):
 
 
 def test_what_has_changed_all_over_is_written_in_full(local):
-    state = {"w": of_bits(torch.float32, (1000, 100), 1)}
-    other = {"w": of_bits(torch.float32, (1000, 100), 2)}
+    state = {"w": of_bits(torch.float32, 1000, 100, seed=1)}
+    other = {"w": of_bits(torch.float32, 1000, 100, seed=2)}
     publish(local, [state, other])
     commit = local.commit(v(1))
     assert commit.base is None
@@ -231,7 +222,7 @@ def test_any_history_comes_back_bit_for_bit(tmp_path_factory, monkeypatch, layou
     monkeypatch.setattr("storage.weights.pack", lambda state, copy: pack(state, chunk_bytes, copy=copy))
     state: State = {}
     for i, (dtype, shape, tied) in enumerate(layout_of):
-        state[f"t{i}"] = of_bits(TORCH_OF[dtype], shape, seed + i) if tied is None else list(state.values())[tied]
+        state[f"t{i}"] = of_bits(TORCH_OF[dtype], *shape, seed=seed + i) if tied is None else list(state.values())[tied]
     states = [state]
     for step, share in enumerate(shares):
         states.append(updated(states[-1], 100 * step + seed, share))

@@ -15,16 +15,6 @@ from storage.weights import WeightStore
 from tests.storage.histories import all_same, copies, data_paths, flip, history, model, publish, v
 
 
-@pytest.fixture
-def weights(place):
-    return WeightStore(*place, full_every=4)
-
-
-@pytest.fixture
-def local(tmp_path):
-    return WeightStore(str(tmp_path / "store"), full_every=4)
-
-
 @pytest.mark.parametrize("held", [None, 1])
 def test_a_flipped_bit_anywhere_below_is_found_and_named(local, held):
     states = history(3)

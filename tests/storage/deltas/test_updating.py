@@ -7,18 +7,7 @@ from storage.arrays.packing import byte_view
 from storage.errors import Damaged, TensorMismatch, UnknownTensor, VersionMissing
 from storage.format import layout
 from storage.objects.store import ObjectStore
-from storage.weights import WeightStore
 from tests.storage.histories import all_same, copies, history, publish, v
-
-
-@pytest.fixture
-def weights(place):
-    return WeightStore(*place, full_every=4)
-
-
-@pytest.fixture
-def local(tmp_path):
-    return WeightStore(str(tmp_path / "store"), full_every=4)
 
 
 @pytest.mark.parametrize("held", range(6))

@@ -30,6 +30,7 @@ from storage.peers.server import ChunkServer
 from storage.peers.store import PeerStore
 from storage.version import Version
 from storage.weights import WeightStore
+from tests.storage.histories import data_paths, flip
 from tests.storage.peer_host import hosts
 
 TOKEN = "the-run's-own"
@@ -79,17 +80,6 @@ def stored_bytes(weights: WeightStore) -> int:
     return sum(chunk.bytes for array in weights.commit(V0).arrays.values() for chunk in array.chunks)
 
 
-def chunk_paths(weights: WeightStore) -> list[str]:
-    commit = weights.commit(V0)
-    prefix = layout.data_prefix(V0, commit.attempt)
-    return [f"{prefix}/{chunk.key}" for array in commit.arrays.values() for chunk in array.chunks]
-
-
-def flip(store: ObjectStore, path: str) -> None:
-    good = store.read(path)
-    store.write(path, good[:40] + bytes([good[40] ^ 1]) + good[41:])
-
-
 def no_peer() -> tuple[socket.socket, str]:
     """A port that takes connections and says nothing."""
     listening = socket.create_server(("127.0.0.1", 0))
@@ -118,7 +108,7 @@ def test_an_owner_that_is_killed_while_it_downloads_is_replaced_and_its_port_is_
         store, peers = reader(weights, [well.url, host.url])
         with ThreadPoolExecutor(1) as pool:
             pulling = pool.submit(WeightStore.over(store).pull)
-            assert host.answer() in chunk_paths(weights)
+            assert host.answer() in data_paths(weights, 0)
             host.process.kill()
             assert equal(pulling.result(60), state)
         assert peers.left_out == {host.url}
@@ -132,8 +122,8 @@ def test_an_owner_that_is_killed_while_it_downloads_is_replaced_and_its_port_is_
 def test_wrong_bytes_of_a_peer_are_read_from_the_store_instead_and_cost_the_peer_its_place(weights, state, serving, tmp_path, caplog):
     shutil.copytree(weights.url, tmp_path / "false")
     false = ObjectStore(str(tmp_path / "false"))
-    for path in chunk_paths(weights):
-        flip(false, path)
+    for path in data_paths(weights, 0):
+        flip(false, path, 40)
     liar, well = serving(false), serving(weights.objects)
     store, peers = reader(weights, [liar.url, well.url])
     assert equal(WeightStore.over(store).pull(), state)
@@ -145,7 +135,7 @@ def test_wrong_bytes_of_a_peer_are_read_from_the_store_instead_and_cost_the_peer
 def test_a_chunk_that_a_peer_has_cut_short_is_read_from_the_store(weights, state, serving, tmp_path):
     shutil.copytree(weights.url, tmp_path / "short")
     short = ObjectStore(str(tmp_path / "short"))
-    for path in chunk_paths(weights):
+    for path in data_paths(weights, 0):
         short.write(path, short.read(path)[:-3])
     liars = [serving(short), serving(short)]
     store, peers = reader(weights, [liar.url for liar in liars])
@@ -159,7 +149,7 @@ def test_a_part_of_a_chunk_with_wrong_bytes_is_read_again_too(tmp_path, serving)
     wanted = weights.pull(names=["t5"])
     shutil.copytree(weights.url, tmp_path / "false")
     false = ObjectStore(str(tmp_path / "false"))
-    (path,) = chunk_paths(weights)
+    (path,) = data_paths(weights, 0)
     good = bytearray(false.read(path))
     good[5 * (128 << 10) + 77] ^= 1
     false.write(path, bytes(good))
@@ -170,7 +160,7 @@ def test_a_part_of_a_chunk_with_wrong_bytes_is_read_again_too(tmp_path, serving)
 
 
 def test_what_is_damaged_in_the_store_itself_is_damaged_and_no_peers_fault(weights, serving):
-    flip(weights.objects, chunk_paths(weights)[3])
+    flip(weights.objects, data_paths(weights, 0)[3], 40)
     servers = [serving(weights.objects), serving(weights.objects)]
     store, peers = reader(weights, [server.url for server in servers])
     with pytest.raises(Damaged, match="changed bytes"):
@@ -179,7 +169,7 @@ def test_what_is_damaged_in_the_store_itself_is_damaged_and_no_peers_fault(weigh
 
 
 def test_a_chunk_that_is_gone_from_the_store_is_damaged_and_no_peers_fault(weights, serving):
-    weights.objects.delete(chunk_paths(weights)[3])
+    weights.objects.delete(data_paths(weights, 0)[3])
     servers = [serving(weights.objects), serving(weights.objects)]
     store, peers = reader(weights, [server.url for server in servers])
     with pytest.raises(Damaged, match="missing"):
@@ -245,7 +235,7 @@ def get(server: ChunkServer, path: str, **headers: str) -> tuple[int, bytes, str
 
 def test_the_server_says_what_was_asked_for_only_to_those_who_may_ask(weights, serving):
     server = serving(weights.objects)
-    path = "/" + chunk_paths(weights)[0]
+    path = "/" + data_paths(weights, 0)[0]
     whole = weights.objects.read(path[1:])
     known = {"Authorization": f"Bearer {TOKEN}", "Range": "bytes=10-19"}
     assert get(server, path, **known) == (206, whole[10:20], f"bytes 10-19/{len(whole)}")
@@ -289,7 +279,7 @@ def test_a_server_needs_a_token(weights):
 
 def test_more_connections_than_allowed_are_turned_away_and_the_rest_go_on(weights, serving):
     server = serving(weights.objects, connections=2)
-    path = "/" + chunk_paths(weights)[0]
+    path = "/" + data_paths(weights, 0)[0]
     held = [http.client.HTTPConnection(*urlsplit(server.url).netloc.split(":"), timeout=20) for _ in range(2)]
     for connection in held:
         connection.request("GET", path, headers={"Authorization": f"Bearer {TOKEN}", "Range": "bytes=0-9"})
@@ -334,7 +324,7 @@ def test_closing_ends_connections_and_threads_and_frees_port_and_memory(weights,
 def test_a_peer_store_stays_one_in_its_children_and_travels_as_the_store_itself(weights, serving):
     servers = [serving(weights.objects), serving(weights.objects)]
     store, _ = reader(weights, [server.url for server in servers])
-    path = chunk_paths(weights)[0]
+    path = data_paths(weights, 0)[0]
     folder, name = path.rsplit("/", 1)
     first, rest = folder.split("/", 1)
     buffer = np.empty(50, dtype=np.uint8)
@@ -366,7 +356,7 @@ def gated(weights: WeightStore) -> GatedStore:
 
 def test_all_who_ask_at_once_wait_for_one_download(gated, weights):
     cache = ChunkCache(gated)
-    path = chunk_paths(weights)[0]
+    path = data_paths(weights, 0)[0]
     with pytest.raises(TimeoutError):
         cache.get(path, 0.01)
     with ThreadPoolExecutor(8) as pool:
@@ -389,7 +379,7 @@ def test_what_failed_is_tried_anew_by_the_next_to_ask(gated, weights):
 
 def test_the_cache_keeps_what_was_used_last_up_to_its_limit(gated, weights):
     gated.gate.set()
-    paths = chunk_paths(weights)[:4]
+    paths = data_paths(weights, 0)[:4]
     size = len(weights.objects.read(paths[0]))
     cache = ChunkCache(gated, limit=2 * size)
     for path in (paths[0], paths[1], paths[0], paths[2]):
@@ -404,7 +394,7 @@ def test_the_cache_keeps_what_was_used_last_up_to_its_limit(gated, weights):
 
 
 def test_an_object_beyond_the_limit_is_given_and_not_kept(weights):
-    path = chunk_paths(weights)[0]
+    path = data_paths(weights, 0)[0]
     cache = ChunkCache(weights.objects, limit=10)
     assert cache.get(path, 30) == weights.objects.read(path)
     assert cache.kept_bytes == 0
@@ -412,7 +402,7 @@ def test_an_object_beyond_the_limit_is_given_and_not_kept(weights):
 
 
 def test_only_the_retained_stays(weights):
-    path = chunk_paths(weights)[0]
+    path = data_paths(weights, 0)[0]
     cache = ChunkCache(weights.objects)
     cache.get(path, 30)
     cache.retain([layout.data_prefix(V0, "")])
@@ -424,7 +414,7 @@ def test_only_the_retained_stays(weights):
 
 def test_closing_the_cache_ends_what_waits_and_what_asks_later(gated, weights):
     cache = ChunkCache(gated)
-    paths = chunk_paths(weights)[:3]
+    paths = data_paths(weights, 0)[:3]
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(cache.get, path, 30) for path in paths]  # two are downloaded at once, so the third has not begun
         while len(cache._coming) < 3:
@@ -441,5 +431,5 @@ def test_closing_the_cache_ends_what_waits_and_what_asks_later(gated, weights):
 
 def test_requests_are_not_logged_above_debug(weights, serving, caplog):
     caplog.set_level(logging.INFO)
-    get(serving(weights.objects), "/" + chunk_paths(weights)[0], Authorization=f"Bearer {TOKEN}", Range="bytes=0-9")
+    get(serving(weights.objects), "/" + data_paths(weights, 0)[0], Authorization=f"Bearer {TOKEN}", Range="bytes=0-9")
     assert caplog.records == []
