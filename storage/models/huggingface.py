@@ -133,6 +133,6 @@ def _ties_of_model(config: bytes) -> dict[str, str]:
         made = AutoConfig.for_model(said.pop("model_type", None), **said)
         with torch.device("meta"):  # no memory, no values
             model: Any = AutoModelForCausalLM.from_config(made)
-    except (ValueError, TypeError, KeyError, AttributeError, ImportError, RecursionError, StrictDataclassError):
+    except (ValueError, TypeError, KeyError, AttributeError, ImportError, ArithmeticError, RuntimeError, StrictDataclassError):
         return {}  # a model that transformers can't build it won't tie either
     return dict(model.all_tied_weights_keys)

@@ -233,6 +233,16 @@ def test_without_a_config_the_folder_is_refused_before_anything_is_written(store
         export_folder(store, Version(3, 3), str(tmp_path / "none"), files={})
 
 
+@pytest.mark.parametrize("broken", [{"num_attention_heads": 0}, {"hidden_size": 1 << 40, "vocab_size": 1 << 40}])
+def test_a_config_of_which_no_model_can_be_built_ties_nothing(store: WeightStore, tmp_path: Path, broken: dict[str, int]) -> None:
+    tied = torch.randn(4, 4)
+    config = json.dumps({"model_type": "llama", "num_hidden_layers": 1, **broken}).encode()
+    store.publish({"model.embed_tokens.weight": tied, "lm_head.weight": tied}, version=FIRST, files={"config.json": config}).result()
+    export_folder(store, FIRST, str(tmp_path / "out"))
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert all(torch.equal(found[name], tied) for name in ("model.embed_tokens.weight", "lm_head.weight"))
+
+
 def test_of_a_versions_files_only_config_and_tokenizer_are_written_and_weights_are_never_among_them(store: WeightStore, tmp_path: Path) -> None:
     files = {"config.json": b"{}", "modeling_x.py": b"print()", "adapter_config.json": b"{}", "model.safetensors.index.json": b"{}"}
     store.publish({"w": torch.ones(2)}, version=FIRST, files=files).result()
