@@ -34,6 +34,8 @@ def parse_location(text: str) -> tuple[str, str | None]:
     Only an `@` in the URL's last part counts, so that `abfs://box@account/w` and `sftp://user:word@host/w` are URLs. A folder whose
     own name has an `@` is written with a reference behind it (`/data/run@1@newest`). BadReference if REF can't be one.
     """
+    if not text.strip() or text.rstrip("/").endswith(":"):  # and neither the root of the disk nor a list of all buckets
+        raise BadReference(f"{text[:200]!r} names no store: write a path or a URL, such as s3://bucket/run/weights")
     authority = _AUTHORITY.match(text)
     last = text.rfind("/") + 1
     if authority is not None and last <= authority.start(2) and (authority[1].lower() not in _BUCKETS or ":" in authority[2]):

@@ -47,6 +47,12 @@ def test_a_location_whose_reference_can_name_nothing_is_refused_or_left_as_a_pat
             parse_location(text)
 
 
+@pytest.mark.parametrize("text", ["", " ", "s3://", "gs:///"])
+def test_a_text_that_names_no_store_is_refused(text):
+    with pytest.raises(BadReference, match="names no store"):
+        parse_location(text)
+
+
 def test_everything_that_takes_a_version_takes_its_spelling_a_tag_or_newest(place):
     weights = WeightStore(*place)
     put(weights, V0)
