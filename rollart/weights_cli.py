@@ -6,11 +6,12 @@ LOCATION is `URL` (its newest version) or `URL@REF`, REF a version (`0-42`), a t
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import click
 
-from rollart.command import FAILED, clean_errors, fail, json_option
+from rollart.command import FAILED, USER_ERROR, clean_errors, fail, json_option
 from rollart.config import ConfigError
 from rollart.weights_locations import (
     both_options,
@@ -134,6 +135,8 @@ def verify(location: str, pairs: tuple[str, ...], text: str | None, as_json: boo
     ]
     named = {"url": store.url, "versions": [str(v) for v in found.versions], "bytes": found.bytes, "orphans": len(found.orphans)}
     line = f"{store.url}: {len(found.versions)} versions, {size(found.bytes)} read"
+    if not found.versions and found.sound:
+        fail(f"no versions in {store.url}, so nothing was verified: is the address right?", USER_ERROR, as_json)
     if found.sound:
         say(as_json, f"{line}, all as it was written", {**named, "damages": damages})
         return
@@ -163,6 +166,8 @@ def gc(
 
     if keep_last is keep_every is window is None:
         raise ConfigError("say what to keep: --keep-last, --keep-every or --window (the newest version, tags and leases are always kept)")
+    if math.isnan(grace):
+        raise ConfigError("--grace is no number of seconds")
     store = open_store(url, parsed_options(pairs, text))
     found = store.gc(Retention(keep_last or 1, keep_every, window), grace_s=grace, dry_run=dry_run)
     if as_json:
@@ -206,6 +211,8 @@ def export_model(location: str, folder: str, files_from: str | None, weights_onl
     from storage.models.huggingface import export_folder
     from storage.objects.store import ObjectStore
 
+    if not math.isfinite(shard_gb):
+        raise ConfigError("--shard-gb is no size: write a number of 10^9 bytes")
     if files_from is not None and weights_only:
         raise ConfigError("--files and --weights-only contradict each other: give one of them")
     options, to_options = both_options(location, folder, given)
@@ -230,9 +237,12 @@ def export_model(location: str, folder: str, files_from: str | None, weights_onl
 @clean_errors()
 def import_model(folder: str, url: str, spelled: str | None, name: str | None, **given: Any) -> None:
     """Publishes the Hugging Face model in FOLDER (a path or URL) as the newest version at URL."""
+    from storage.keeping.tags import checked_tag
     from storage.models.huggingface import import_folder
     from storage.objects.store import ObjectStore
 
+    if name is not None:
+        checked_tag(name)
     options, to_options = both_options(folder, url, given)
     store = open_store(url, to_options)
     there = ObjectStore(folder, options).url

@@ -95,7 +95,11 @@ def test_show_tells_of_the_version_that_the_location_names(store: WeightStore, r
         (("tag", "{url}", "0-1"), "can't be a tag"),
         (("untag", "{url}", "worst"), "has no tag 'worst'"),
         (("verify", "{url}@0-9"), "doesn't hold version 0-9"),
+        (("verify", "{url}/mistyped"), "nothing was verified"),
         (("gc", "{url}"), "say what to keep"),
+        (("gc", "{url}", "--keep-last", "1", "--grace", "nan"), "--grace is no number"),
+        (("gc", "", "--keep-last", "1"), "names no store"),
+        (("export", "{url}", "{url}2", "--shard-gb", "inf"), "--shard-gb is no size"),
         (("import", "{url}", "{url}"), "has neither model.safetensors nor"),
         (("import", "{url}/none", "{url}"), "can't be listed as a folder"),
         (("import", "{url}", "{url}", "--as", "one"), "--as: 'one' is no version"),
@@ -149,6 +153,12 @@ def test_export_and_import_go_through_a_folder(store: WeightStore, tmp_path: Pat
     assert found["version"] == "1-0" and store.tags()["back"] == Version(1, 0)
     assert said("import", out, store.url, "--as", "1-5")["version"] == "1-5"
     assert "exists already" in said("import", out, store.url, "--as", "1-5", code=2)["error"]
+
+
+def test_an_import_whose_tag_cannot_be_publishes_nothing(store: WeightStore, tmp_path: Path) -> None:
+    said("export", store.url, tmp_path / "model")
+    assert "can't be a tag" in said("import", tmp_path / "model", tmp_path / "other", "--tag", "newest", code=2)["error"]
+    assert not (tmp_path / "other").exists()
 
 
 def test_export_takes_the_files_of_a_folder_or_none_and_splits_what_is_large(store: WeightStore, tmp_path: Path) -> None:
