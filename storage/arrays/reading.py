@@ -31,19 +31,19 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A source, and the tensor of its box's shape that it is read to, of any strides and on any device."""
+class Target:
+    """The tensor, of any strides and on any device, that a source is read to; it has the shape of the source's box."""
 
     source: Source
-    target: torch.Tensor
+    tensor: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Values [start, end) of a part's tensor, in one chunk from byte `inside` on; `memory` is where they belong, None if they
+    """Values [start, end) of the tensor that a target's source is of, in one chunk from byte `inside` on; `memory` is where they belong, None if they
     first have to be read elsewhere."""
 
-    part: Part
+    target: Target
     start: int
     end: int
     inside: int
@@ -51,7 +51,7 @@ class _Piece:
 
     @property
     def bytes(self) -> int:
-        return (self.end - self.start) * self.part.source.itemsize
+        return (self.end - self.start) * self.target.source.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +73,16 @@ def check_sizes(sources: Iterable[Source], readers: Mapping[str, ArrayReader]) -
         reader.check_sizes(dict.fromkeys(itertools.chain.from_iterable(chunks)), source.name)
 
 
-def read_parts(parts: Iterable[Part], readers: Mapping[str, ArrayReader], parallel: int) -> None:
-    """Reads every part to its target, `parallel` requests at once; what is close together in one. Damaged."""
-    side_by_side(lambda read: _fetch(read, readers[read.array]), list(_plan(parts, readers)), parallel)
+def read_targets(targets: Iterable[Target], readers: Mapping[str, ArrayReader], parallel: int) -> None:
+    """Reads every source to its tensor, `parallel` requests at once; what is close together in one. Damaged."""
+    side_by_side(lambda read: _fetch(read, readers[read.array]), list(_plan(targets, readers)), parallel)
 
 
-def _plan(parts: Iterable[Part], readers: Mapping[str, ArrayReader]) -> Iterator[_Read]:
+def _plan(targets: Iterable[Target], readers: Mapping[str, ArrayReader]) -> Iterator[_Read]:
     by_chunk: dict[tuple[str, int], list[_Piece]] = {}
-    for part in parts:
-        array = part.source.array
-        for chunk, piece in _pieces(part, readers[array]):
+    for target in targets:
+        array = target.source.array
+        for chunk, piece in _pieces(target, readers[array]):
             by_chunk.setdefault((array, chunk), []).append(piece)
     for (array, chunk), pieces in sorted(by_chunk.items(), key=lambda item: item[0]):
         left = sorted(pieces, key=lambda piece: piece.inside)
@@ -105,10 +105,10 @@ def _runs(source: Source, reader: ArrayReader) -> Runs:
     return runs_of(source.shape, source.box, reader.block_bytes // source.itemsize)
 
 
-def _pieces(part: Part, reader: ArrayReader) -> Iterator[tuple[int, _Piece]]:
-    offset, itemsize = part.source.offset, part.source.itemsize
-    runs, length = _runs(part.source, reader), reader.chunk_bytes // itemsize
-    memory = byte_view(part.target) if runs.exact and is_plain(part.target) else None
+def _pieces(target: Target, reader: ArrayReader) -> Iterator[tuple[int, _Piece]]:
+    offset, itemsize = target.source.offset, target.source.itemsize
+    runs, length = _runs(target.source, reader), reader.chunk_bytes // itemsize
+    memory = byte_view(target.tensor) if runs.exact and is_plain(target.tensor) else None
     for number, start in enumerate(runs.starts):
         at, end = start, start + runs.length
         while at < end:
@@ -118,7 +118,7 @@ def _pieces(part: Part, reader: ArrayReader) -> Iterator[tuple[int, _Piece]]:
             if memory is not None:
                 shift = number * runs.length - start
                 place = memory[(at + shift) * itemsize : (until + shift) * itemsize]
-            yield chunk, _Piece(part, at, until, inside * itemsize, place)
+            yield chunk, _Piece(target, at, until, inside * itemsize, place)
             at = until
 
 
@@ -135,18 +135,18 @@ def _fetch(read: _Read, reader: ArrayReader) -> None:
             aside.append((piece, memory))
         buffers.append(memory)
         at = piece.inside + piece.bytes
-    reader.read(read.chunk, start, buffers, read.pieces[0].part.source.name)
+    reader.read(read.chunk, start, buffers, read.pieces[0].target.source.name)
     for piece, memory in aside:
-        _place(piece, torch.from_numpy(memory).view(piece.part.target.dtype))
+        _place(piece, torch.from_numpy(memory).view(piece.target.tensor.dtype))
 
 
 def _place(piece: _Piece, values: torch.Tensor) -> None:
-    """Copies what a part wants of a piece's values to its target, which may have any strides and be on any device."""
-    part = piece.part
+    """Copies what is wanted of a piece's values to the target's tensor, which may have any strides and be on any device."""
+    source, tensor = piece.target.source, piece.target.tensor
     at = 0
-    for box in boxes_of(part.source.shape, piece.start, piece.end):
+    for box in boxes_of(source.shape, piece.start, piece.end):
         held = values[at : (at := at + math.prod(sizes(box)))].view(sizes(box))
-        wanted = common(box, part.source.box)
+        wanted = common(box, source.box)
         if wanted is not None:
-            source = held[within(wanted, [cut.start for cut in box])]
-            part.target[within(wanted, [cut.start for cut in part.source.box])].copy_(source)
+            place = tensor[within(wanted, [cut.start for cut in source.box])]
+            place.copy_(held[within(wanted, [cut.start for cut in box])])

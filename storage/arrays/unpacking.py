@@ -9,7 +9,7 @@ from types import MappingProxyType
 import torch
 
 from storage.arrays.chunks import ArrayReader
-from storage.arrays.reading import Part, Source, check_sizes, read_parts
+from storage.arrays.reading import Source, Target, check_sizes, read_targets
 from storage.arrays.selection import Selection, Slices, all_of, selected
 from storage.errors import TensorMismatch, UnknownTensor
 from storage.format.boxes import Box, box_at, common, sizes, whole, within
@@ -66,8 +66,8 @@ class Unpacker:
                 found.setdefault(key, out[name])
         sources = {key: list(self._sources(*key)) for key in dict.fromkeys(wanted.values())}
         self._make([key for key in sources if key not in found], found, sources, device)
-        parts = (Part(source, _box_of(found[key].detach(), key[1], box)) for key in sources for source, box in sources[key])
-        read_parts(parts, self._readers, self._parallel)
+        targets = (Target(source, _box_of(found[key].detach(), key[1], box)) for key in sources for source, box in sources[key])
+        read_targets(targets, self._readers, self._parallel)
         return {name: _given(found[key], out.get(name)) for name, key in wanted.items()}
 
     def _make(self, new: list[_Asked], found: dict[_Asked, torch.Tensor], sources: _Sources, device: torch.device | str | None) -> None:
