@@ -35,6 +35,11 @@ class HostChunks:
         self._one = threading.Lock()
 
     @property
+    def runs_here(self) -> bool:
+        """Whether this process runs the host's server."""
+        return self._server is not None
+
+    @property
     def downloaded(self) -> int:
         """Bytes that the server has read from the store for all hosts; 0 where another process of the host runs it."""
         server = self._server

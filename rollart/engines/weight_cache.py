@@ -122,6 +122,7 @@ class WeightCache:
         if before is not None:
             unlock(before[1])
         self._remove_unheld()
+        self._retain(version)
         return folder
 
     def close(self) -> None:
@@ -156,14 +157,22 @@ class WeightCache:
                 aside.replace(folder / _FILE)
             finally:
                 aside.unlink(missing_ok=True)
-        if self._chunks is not None:
-            # The last two versions, since other hosts may still be at the one before.
-            self._chains = [*self._chains[-1:], chain]
-            self._chunks.retain(layout.data_prefix(needed, "") for versions in self._chains for needed in versions)
         # Since the last line of the log: what this host's server has read for others meanwhile is in one of them.
         before, self._said = self._said, self.stats
         peers = sum(self._said.peers.values()) - sum(before.peers.values())
         log.info("version %s came to this host: %d bytes from the store, %d from peers", version, self._said.store - before.store, peers)
+
+    def _retain(self, version: Version) -> None:
+        """Has the host's chunk server, if this process runs it, keep the last two versions: other hosts may still be at the one before."""
+        if self._chunks is None or not self._chunks.runs_here:
+            return
+        try:
+            chain = self._store.chain(version)
+        except StoreError as error:
+            log.info("chunks of versions before %s stay until others take their room: %s", version, error)
+            return
+        self._chains = [*self._chains[-1:], chain]
+        self._chunks.retain(layout.data_prefix(needed, "") for versions in self._chains for needed in versions)
 
     def _updated(self, commit: Commit, bases: Sequence[Version], aside: Path) -> bool:
         """Makes the file of the newest of `bases` that this host has, and the changes since; whether there is one that this works with."""

@@ -303,6 +303,18 @@ def test_a_host_keeps_the_last_two_versions_for_the_others(store, tmp_path):
         cache.close()
 
 
+def test_a_process_that_serves_what_another_one_downloaded_keeps_no_more_for_it(store, tmp_path):
+    serving_one, downloading, elsewhere = (WeightCache(store, tmp_path / name, token="t") for name in ("one", "one", "two"))
+    urls = [serving_one.chunk_server(), elsewhere.chunk_server()]
+    for step in range(3):
+        for cache in (downloading, serving_one, elsewhere):
+            cache.fetch(Version(0, step), urls)
+    kept = sum(cache._chunks._server.cache.kept_bytes for cache in (serving_one, elsewhere))
+    assert kept == sum(store.bytes_to_pull(Version(0, step)) for step in (1, 2))
+    for cache in (serving_one, downloading, elsewhere):
+        cache.close()
+
+
 def test_the_first_process_of_a_host_serves_for_all_and_another_takes_over_after_it(store, tmp_path):
     first, second = (WeightCache(store, tmp_path / "host", token="t") for _ in range(2))
     url = first.chunk_server()
