@@ -6,23 +6,30 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from storage.arrays.packing import pack
+from storage.arrays.parts import Shard, array_suffix
+from storage.arrays.selection import Slices
+from storage.arrays.unpacking import NO_SLICES
 from storage.errors import Damaged
 from storage.format.commit import JSON, Commit
 from storage.keeping.collection import Collection, collect
 from storage.keeping.retention import Retention
 from storage.keeping.verification import Verification
 from storage.objects.store import ObjectStore
+from storage.parted import PartedVersions
 from storage.progress import Progress
 from storage.refs import Reference
 from storage.version import Version
 from storage.versions import VersionedStore
 
 __all__ = ["Checkpoint", "CheckpointStore"]
+
+_NO_SHARDS: Mapping[str, Shard] = MappingProxyType({})
 
 _DOCUMENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
@@ -70,21 +77,42 @@ class CheckpointStore:
         document's name that isn't letters, digits and `_.-`.
         """
         version = Version(lineage, step)
-        for name in documents:
-            if _DOCUMENT_NAME.fullmatch(name) is None:
-                raise ValueError(f"document name {name!r} isn't letters, digits, '_', '.' and '-'")
-        texts = {name: json.dumps(document, allow_nan=False, separators=(",", ":")).encode() for name, document in documents.items()}
-        self._versioned.put(version, pack(arrays, copy=False), documents=texts)
+        self._versioned.put(version, pack(arrays, copy=False), documents=_texts(documents))
         return version
 
-    def load(self, version: Reference | None = None) -> Checkpoint:
-        """The checkpoint of `version`, which may be spelled (`0-42`, `newest`; default: `newest()`), every byte checked.
+    def save_part(
+        self,
+        arrays: Mapping[str, torch.Tensor],
+        *,
+        version: Version,
+        attempt: str,
+        rank: int,
+        ranks: int,
+        shards: Mapping[str, Shard] = _NO_SHARDS,
+    ) -> None:
+        """Writes what this one of `ranks` ranks holds of a checkpoint; `commit_parts` then makes it exist. See `WeightStore.publish_part`."""
+        PartedVersions(self._versioned).write(pack(arrays, copy=False, suffix=array_suffix(rank)), version, attempt, rank, ranks, shards)
 
-        VersionMissing, UnknownFormat, or Damaged, which names the object that is cut short, changed or missing.
+    def commit_parts(self, version: Version, attempt: str, ranks: int, *, documents: Mapping[str, JSON]) -> Version:
+        """Makes a checkpoint exist, of the parts that `ranks` ranks have written as `attempt` and of `documents`.
+
+        One process calls this, once. See `save` and `WeightStore.commit_parts`.
+        """
+        return PartedVersions(self._versioned).commit(version, attempt, ranks, documents=_texts(documents)).version
+
+    def load(self, version: Reference | None = None, *, slices: Mapping[str, Slices] = NO_SLICES) -> Checkpoint:
+        """The checkpoint of `version`, which may be spelled (`0-42`, `newest`; default: `newest()`), every byte that is read checked.
+
+        `slices` cuts tensors by name, as in `WeightStore.pull`. VersionMissing, UnknownFormat, UnknownTensor, SliceRefused, or Damaged,
+        which names the object that is cut short, changed or missing.
         """
         commit = self.commit(self._versioned.resolve(version))
         documents = {name: self._document(commit, name) for name in commit.documents}
-        return Checkpoint(commit.version, self._versioned.tensors(commit), documents)
+        return Checkpoint(commit.version, self._versioned.tensors(commit, slices=slices), documents)
+
+    def resolve(self, ref: Reference | None = None) -> Version:
+        """The checkpoint that `ref` names; None means the newest. See `WeightStore.resolve`."""
+        return self._versioned.resolve(ref)
 
     def newest(self, lineage: int | None = None) -> Version | None:
         """The last checkpoint of `lineage` (default: the newest lineage) or, while it has none, the one it branched off."""
@@ -121,3 +149,11 @@ class CheckpointStore:
         except (ValueError, RecursionError) as error:
             raise Damaged(what=commit.documents[name].key, reason="isn't JSON", url=self.url, version=commit.version) from error
         return found
+
+
+def _texts(documents: Mapping[str, JSON]) -> dict[str, bytes]:
+    """The documents as they are stored; TypeError or ValueError for what isn't JSON, and for a name that can't be an object's."""
+    for name in documents:
+        if _DOCUMENT_NAME.fullmatch(name) is None:
+            raise ValueError(f"document name {name!r} isn't letters, digits, '_', '.' and '-'")
+    return {name: json.dumps(document, allow_nan=False, separators=(",", ":")).encode() for name, document in documents.items()}

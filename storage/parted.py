@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from storage.arrays.packing import Packed
 from storage.arrays.parts import Part, Shard, decode_part, encode_part, held_tensors, merged, part_key
@@ -12,10 +13,14 @@ from storage.errors import ObjectMissing, PartsMissing, ShardsRefused
 from storage.format import layout
 from storage.format.commit import FORMAT, JSON, Commit
 from storage.format.index import check_attempt
+from storage.format.whole_objects import put_object
 from storage.model_files import check_file_names, put_files
 from storage.objects.parallel import side_by_side
 from storage.version import Version
 from storage.versions import VersionedStore, requires
+
+_NOTHING: Mapping[str, JSON] = MappingProxyType({})
+_NO_BYTES: Mapping[str, bytes] = MappingProxyType({})
 
 
 class PartedVersions:
@@ -37,7 +42,15 @@ class PartedVersions:
         folder.write(part_key(rank), encode_part(Part(FORMAT, version, attempt, rank, ranks, started, arrays, held, objects)))
 
     def commit(
-        self, version: Version, attempt: str, ranks: int, *, parent: Version | None, metadata: Mapping[str, JSON], files: Mapping[str, bytes]
+        self,
+        version: Version,
+        attempt: str,
+        ranks: int,
+        *,
+        parent: Version | None = None,
+        metadata: Mapping[str, JSON] = _NOTHING,
+        files: Mapping[str, bytes] = _NO_BYTES,
+        documents: Mapping[str, bytes] = _NO_BYTES,
     ) -> Commit:
         """Makes one commit of the ranks' records. See `WeightStore.commit_parts`."""
         check_attempt(attempt)
@@ -47,6 +60,7 @@ class PartedVersions:
         tensors = merged(parts)
         # (The group's own metadata is equal on all ranks, and in all their records.)
         objects = {entry.key: entry for part in parts for entry in part.objects}
+        folder = self._versioned.store.child(layout.data_prefix(version, attempt))
         commit = Commit(
             format=FORMAT,
             requires=requires(tensors, {}),
@@ -59,6 +73,7 @@ class PartedVersions:
             tensors=tensors,
             objects=tuple(objects.values()),
             files=put_files(self._versioned.store, files),
+            documents={name: put_object(folder, f"documents/{name}.json", data) for name, data in documents.items()},
             metadata=dict(metadata),
         )
         return self._versioned.make(commit, min(part.started for part in parts))

@@ -6,8 +6,10 @@ import pickle
 import pytest
 import torch
 
+from storage.arrays.parts import Shard
+from storage.arrays.writing import new_attempt
 from storage.checkpoints import CheckpointStore
-from storage.errors import Damaged, VersionMissing, VersionTaken
+from storage.errors import Damaged, PartsMissing, VersionMissing, VersionTaken
 from storage.format import layout
 from storage.version import Version
 
@@ -129,3 +131,44 @@ def test_a_local_checkpoint_reached_the_disk_before_its_commit_and_the_commit_be
 def test_a_checkpoint_store_travels_by_pickle(checkpoints):
     checkpoints.save(0, 0, arrays={}, documents={"d": [1]})
     assert pickle.loads(pickle.dumps(checkpoints)).load().documents == {"d": [1]}  # noqa: S301
+
+
+def halves(tensor: torch.Tensor, ranks: int, rank: int) -> tuple[torch.Tensor, Shard]:
+    """The rows of `tensor` that a rank has, and where they lie in it."""
+    rows = [len(part) for part in torch.arange(len(tensor)).tensor_split(ranks)]
+    start = sum(rows[:rank])
+    return tensor[start : start + rows[rank]], Shard((start, *(0 for _ in tensor.shape[1:])), tuple(tensor.shape))
+
+
+def test_ranks_save_their_parts_and_any_number_of_ranks_load_theirs(checkpoints):
+    arrays, documents = content(7)
+    matrices = {name: value for name, value in arrays.items() if value.ndim == 2}
+    attempt = new_attempt()
+    for rank in range(2):
+        parts = {name: halves(value, 2, rank) for name, value in matrices.items()}
+        rest = {name: value for name, value in arrays.items() if name not in matrices} if rank == 0 else {}
+        checkpoints.save_part(
+            {name: part for name, (part, _) in parts.items()} | rest, version=Version(0, 7), attempt=attempt, rank=rank, ranks=2,
+            shards={name: shard for name, (_, shard) in parts.items()},
+        )  # fmt: skip
+        assert checkpoints.versions() == []
+    assert checkpoints.commit_parts(Version(0, 7), attempt, 2, documents=documents) == Version(0, 7)
+    whole = checkpoints.load()
+    assert whole.documents == documents
+    assert whole.arrays.keys() == arrays.keys()
+    assert all(torch.equal(whole.arrays[name], value) for name, value in arrays.items())
+    for ranks in (3, 5):  # some of the five have no row of three
+        for rank in range(ranks):
+            mine = {name: halves(value, ranks, rank) for name, value in matrices.items()}
+            cut = {name: slice(shard.start[0], shard.start[0] + len(part)) for name, (part, shard) in mine.items()}
+            found = checkpoints.load(slices=cut).arrays
+            assert all(torch.equal(found[name], part) for name, (part, _) in mine.items())
+            assert torch.equal(found["random/torch"], arrays["random/torch"])
+
+
+def test_a_checkpoint_that_lacks_a_rank_is_none(checkpoints):
+    attempt = new_attempt()
+    checkpoints.save_part({"x": torch.ones(1)}, version=Version(0, 1), attempt=attempt, rank=0, ranks=2)
+    with pytest.raises(PartsMissing, match="rank"):
+        checkpoints.commit_parts(Version(0, 1), attempt, 2, documents={})
+    assert checkpoints.versions() == []
