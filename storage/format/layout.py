@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from storage.version import Version
@@ -32,6 +33,10 @@ CHECKSUM_BYTES = 4
 """Zarr's crc32c codec appends this much to every chunk."""
 
 
+_IN_ATTEMPT = re.compile(rf"({DATA}/v(\d{{1,6}})-(\d{{8,10}})-[0-9a-f]{{32}})/.+")
+_FILE = re.compile(rf"{FILES}/[0-9a-f]{{64}}")
+
+
 def commit_path(version: Version) -> str:
     return f"{COMMITS}/{version.lineage}-{version.step:08d}.json"
 
@@ -44,6 +49,20 @@ def commit_version(path: str) -> Version | None:
 def data_prefix(version: Version, attempt: str) -> str:
     """The folder, and Zarr group, of one attempt's arrays; another attempt at the same version has another one."""
     return f"{DATA}/v{version.lineage}-{version.step:08d}-{attempt}"
+
+
+def attempt_prefix(path: str) -> str | None:
+    """The folder of the attempt that an object of data belongs to; None for any other object."""
+    found = _IN_ATTEMPT.fullmatch(path)
+    return None if found is None else found[1]
+
+
+def prefix_version(prefix: str) -> Version:
+    """The version that an attempt's folder is of. ValueError for any other folder."""
+    found = _IN_ATTEMPT.fullmatch(prefix + "/x")
+    if found is None:
+        raise ValueError(f"{prefix!r} is no attempt's folder")
+    return Version(int(found[2]), int(found[3]))
 
 
 def lineage_path(lineage: int) -> str:
@@ -64,6 +83,11 @@ def chunk_key(array: str, number: int) -> str:
 def file_key(sha256: str) -> str:
     """Where a file of a model's folder is, by its content: versions with equal files share one object."""
     return f"{FILES}/{sha256}"
+
+
+def is_file(path: str) -> bool:
+    """Whether an object is a file of a model's folder."""
+    return _FILE.fullmatch(path) is not None
 
 
 def tag_path(name: str) -> str:

@@ -21,7 +21,7 @@ from storage.format.commit import Commit
 from storage.format.commits import read_commit, versions_in
 from storage.keeping.leases import Leases
 from storage.keeping.lineages import Lineages
-from storage.keeping.orphans import Orphan, attempt_prefix, is_temporary, prefix_version, unclaimed
+from storage.keeping.orphans import Orphan, is_temporary, unclaimed
 from storage.keeping.retention import Claims, Retention, kept
 from storage.keeping.retirement import STALL_S, Retired, Retirements
 from storage.keeping.tags import Tags
@@ -219,7 +219,7 @@ class _Collector:
         return tuple(sorted(gone))
 
     def _of_unreadable(self, orphan: Orphan) -> bool:
-        return orphan.is_folder and prefix_version(orphan.path) in self._unreadable
+        return orphan.is_folder and layout.prefix_version(orphan.path) in self._unreadable
 
     def _drop_file(self, orphan: Orphan, seen: set[str]) -> bool:
         """Deletes a file of a model's folder, unless a publisher that may have put the same one shows up meanwhile.
@@ -234,7 +234,7 @@ class _Collector:
         except ObjectMissing:
             return False
         self._store.delete(orphan.path)
-        now = {attempt_prefix(path) for path in self._store.list(layout.DATA)} - {None}
+        now = {layout.attempt_prefix(path) for path in self._store.list(layout.DATA)} - {None}
         if now <= seen:
             return True
         self._store.write(orphan.path, data)

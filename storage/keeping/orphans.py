@@ -9,12 +9,9 @@ from dataclasses import dataclass
 from storage.format import layout
 from storage.objects import paths
 from storage.objects.info import ObjectInfo
-from storage.version import Version
 
-_PREFIX = re.compile(rf"({layout.DATA}/v(\d{{1,6}})-(\d{{8,10}})-[0-9a-f]{{32}})/.+")
-_FILE = re.compile(rf"{layout.FILES}/[0-9a-f]{{64}}")
 _MARKER = re.compile(rf"({paths.PROBE}|{paths.CLOCK}/)[0-9a-f]{{32}}")
-_TEMPORARY = re.compile(rf"(({'|'.join(layout.FOLDERS)}|{paths.CLOCK})/(.+/)?)?\.tmp-[0-9a-f]{{32}}")
+_TEMPORARY = re.compile(rf"(({'|'.join(layout.FOLDERS)}|{paths.CLOCK})/(.+/)?)?{re.escape(paths.TEMPORARY)}[0-9a-f]{{32}}")
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -40,23 +37,9 @@ class Orphan:
         return self.modified + layout.LONGEST_PUBLISH_S <= now
 
 
-def attempt_prefix(path: str) -> str | None:
-    """The folder of the attempt that an object of data belongs to; None for any other object."""
-    found = _PREFIX.fullmatch(path)
-    return None if found is None else found[1]
-
-
 def is_temporary(path: str) -> bool:
     """Whether a local file is one that this package's writers fill, and no other program's that begins its name in the same way."""
     return _TEMPORARY.fullmatch(path) is not None
-
-
-def prefix_version(prefix: str) -> Version:
-    """The version that an attempt's folder is of."""
-    found = _PREFIX.fullmatch(prefix + "/x")
-    if found is None:
-        raise ValueError(f"{prefix!r} is no attempt's folder")
-    return Version(int(found[2]), int(found[3]))
 
 
 def unclaimed(infos: Iterable[ObjectInfo], prefixes: Collection[str], files: Collection[str], now: float) -> list[Orphan]:
@@ -68,13 +51,13 @@ def unclaimed(infos: Iterable[ObjectInfo], prefixes: Collection[str], files: Col
     folders: dict[str, Orphan] = {}
     found = []
     for info in infos:
-        prefix = attempt_prefix(info.path)
+        prefix = layout.attempt_prefix(info.path)
         orphan = Orphan(info.path, info.bytes, info.modified)
         if prefix is not None:
             if prefix not in prefixes:
                 before = folders.get(prefix, Orphan(prefix, 0, info.modified))
                 folders[prefix] = Orphan(prefix, before.bytes + info.bytes, max(before.modified, info.modified))
-        elif _FILE.fullmatch(info.path) is not None:
+        elif layout.is_file(info.path):
             if info.path not in files:
                 found.append(orphan)
         elif _MARKER.fullmatch(info.path) is not None and orphan.old(now):

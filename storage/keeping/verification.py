@@ -21,7 +21,7 @@ from storage.format.commits import read_commit, versions_in
 from storage.format.index import ArrayEntry, ChunkEntry, ObjectEntry
 from storage.format.numbers import spelled
 from storage.keeping.lineages import Lineages
-from storage.keeping.orphans import Orphan, prefix_version, unclaimed
+from storage.keeping.orphans import Orphan, unclaimed
 from storage.keeping.retirement import Retired, Retirements
 from storage.keeping.tags import Tags
 from storage.objects.info import ObjectInfo
@@ -238,7 +238,7 @@ class _Verifier:
         files = {entry.key for commit in commits for entry in commit.files.values()}
         unread = {damage.version for damage in self._damages if damage.version is not None} - set(self._commits)
         found = unclaimed([*listed, *self._store.temporaries()], prefixes, files, time.time())
-        return [o for o in found if not (o.is_file and unread) and not (o.is_folder and prefix_version(o.path) in unread)]
+        return [o for o in found if not (o.is_file and unread) and not (o.is_folder and layout.prefix_version(o.path) in unread)]
 
 
 def _reason(error: StoreError) -> str:

@@ -12,11 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from storage.errors import UnsafePath
+from storage.objects import paths
 from storage.objects.file_bytes import fill, put
 from storage.objects.info import ObjectInfo
 from storage.objects.spans import Bytes, Seen
-
-_TEMPORARY = ".tmp-"
 
 
 class LocalObjects:
@@ -71,7 +70,7 @@ class LocalObjects:
         for folder, _, names in os.walk(start, onerror=_raise_unless_absent):
             for name in names:
                 path = os.path.join(folder, name)
-                if name.startswith(_TEMPORARY) is not temporary:
+                if name.startswith(paths.TEMPORARY) is not temporary:
                     continue
                 with suppress(FileNotFoundError):  # deleted between the two looks
                     status = os.stat(path, follow_symlinks=False)
@@ -100,7 +99,7 @@ class LocalObjects:
     def _temporary(self, target: str, parts: Sequence[Bytes]) -> Iterator[str]:
         """A closed file with `parts` in `target`'s folder; gone at the end unless it was renamed."""
         folder = os.path.dirname(target)
-        name = os.path.join(folder, _TEMPORARY + uuid.uuid4().hex)
+        name = os.path.join(folder, paths.TEMPORARY + uuid.uuid4().hex)
         try:
             try:
                 file = open(name, "xb", buffering=0)  # noqa: SIM115  closed right below

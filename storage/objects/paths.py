@@ -13,6 +13,9 @@ _LONGEST = 900
 CLOCK = "clock"
 """Folder of objects that are written only to see what time the store says it is."""
 
+TEMPORARY = ".tmp-"
+"""How the names of files begin that a local store is still filling."""
+
 PROBE = "probe-"
 """How the names of objects begin that only try what a store does."""
 

@@ -14,7 +14,6 @@ from storage.format.commit import sealed
 from storage.keeping import retirement
 from storage.keeping.collection import DAMAGED, Collection
 from storage.keeping.leases import SWEPT_AFTER_S
-from storage.keeping.orphans import attempt_prefix
 from storage.keeping.retention import Retention
 from storage.keeping.retirement import Retirements
 from storage.version import Version
@@ -75,7 +74,7 @@ def test_a_version_goes_in_two_collections_a_grace_period_apart(weights):
     assert (third.deleted, third.waiting) == ((v(0), v(1), v(2)), ())
     left = {info.path for info in weights.objects.infos("data")}
     assert third.bytes_freed == sum(size for path, size in sizes.items() if path not in left) > 0
-    assert {attempt_prefix(path) for path in left} == {layout.data_prefix(v(3), commits[3].attempt)}
+    assert {layout.attempt_prefix(path) for path in left} == {layout.data_prefix(v(3), commits[3].attempt)}
     assert weights.objects.list("retired") == [] and whole(weights, v(3))
     with pytest.raises(Damaged, match="is missing"):
         weights._versioned.tensors(commits[1])
@@ -266,7 +265,7 @@ def test_data_of_dead_attempts_goes_once_it_is_older_than_the_longest_publish(we
     weights.objects.write("clock/" + "0" * 32, b"clock")
     weights.objects.write("data/notes.txt", b"not ours")
     script.now = T0 + 10
-    (prefix,) = {attempt_prefix(path) for path in weights.objects.list("data") if "v0-00000001" in path}
+    (prefix,) = {layout.attempt_prefix(path) for path in weights.objects.list("data") if "v0-00000001" in path}
     weights.objects.write(f"{prefix}/late", b"late")
     assert collect(weights, at=T0 + ORPHANED - 1).orphans == ()
     early = collect(weights, at=T0 + ORPHANED)

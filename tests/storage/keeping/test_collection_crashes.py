@@ -8,7 +8,6 @@ import pytest
 
 from storage.errors import StoreError, VersionMissing
 from storage.format import layout
-from storage.keeping.orphans import attempt_prefix
 from storage.keeping.retention import Retention
 from storage.version import Version
 from storage.weights import WeightStore
@@ -48,7 +47,7 @@ def check(weights: WeightStore) -> None:
 
 def only_the_kept_are_left(weights: WeightStore) -> None:
     assert weights.versions() == KEPT
-    left = {attempt_prefix(path) for path in weights.objects.list("data")}
+    left = {layout.attempt_prefix(path) for path in weights.objects.list("data")}
     assert left == {layout.data_prefix(version, weights.commit(version).attempt) for version in KEPT}
     assert {path.split("/")[0] for path in weights.objects.list()} == {"commits", "data", "files", "tags"}
     assert len(weights.objects.list("files")) == 1
@@ -162,7 +161,7 @@ def test_a_reader_without_a_lease_after_the_grace_period_gets_an_error_and_never
     commits = [weights.commit(v(step)) for step in range(3)]
     put(weights, v(3))
     weights.gc(LAST, grace_s=GRACE, now=T0)
-    (prefix,) = {attempt_prefix(path) for path in weights.objects.list("data") if "v0-00000001" in path} - {None}
+    (prefix,) = {layout.attempt_prefix(path) for path in weights.objects.list("data") if "v0-00000001" in path} - {None}
     for path in weights.objects.list(prefix):  # a collector at work
         weights.objects.delete(path)
         for commit in commits[1:]:

@@ -13,7 +13,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from storage.errors import VersionMissing, VersionPassed, VersionTaken
 from storage.format import layout
 from storage.keeping.leases import SWEPT_AFTER_S, Lease
-from storage.keeping.orphans import attempt_prefix
 from storage.keeping.retention import Retention
 from storage.version import Version
 from storage.weights import WeightStore
@@ -236,7 +235,7 @@ class Keeping(RuleBasedStateMachine):
         report = self.weights.verify()
         assert report.sound and report.orphans == () and report.retired == () and report.versions == tuple(existing)
         commits = [self.weights.commit(version) for version in existing]
-        prefixes = {attempt_prefix(path) for path in self.weights.objects.list("data")}
+        prefixes = {layout.attempt_prefix(path) for path in self.weights.objects.list("data")}
         assert prefixes == {layout.data_prefix(commit.version, commit.attempt) for commit in commits}
         files = {entry.key for commit in commits for entry in commit.files.values()}
         assert set(self.weights.objects.list("files")) == files
