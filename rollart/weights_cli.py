@@ -41,9 +41,9 @@ def weights() -> None:
 @clean_errors()
 def list_versions(url: str, pairs: tuple[str, ...], text: str | None, as_json: bool) -> None:
     """Lists the versions of a store."""
-    store = open_store(url, parsed_options(pairs, text))
     from storage.errors import Damaged, UnknownFormat
 
+    store = open_store(url, parsed_options(pairs, text))
     tags, newest = store.tags(), store.newest()
     rows: list[dict[str, Any]] = []
     for version in store.versions():
@@ -54,9 +54,10 @@ def list_versions(url: str, pairs: tuple[str, ...], text: str | None, as_json: b
             rows.append({**row, "error": str(error)})
     if as_json:
         print_json({"url": store.url, "versions": rows})
-    elif not rows:
+        return
+    if not rows:
         click.echo(f"no versions in {store.url}")
-    for row in [] if as_json else rows:
+    for row in rows:
         said = row.get("error") or f"{when(row['created'])}  {size(row['bytes']):>9}  {row['kind']:16}"
         names = [*(["newest"] if row["newest"] else []), *row["tags"]]
         click.echo(f"{row['version']:>10}  {said}  {', '.join(names)}".rstrip())
