@@ -9,6 +9,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+import pydantic_core
 import torch
 
 from storage.arrays.packing import pack
@@ -301,9 +302,13 @@ class WeightStore:
 
 
 def _json(metadata: Mapping[str, JSON]) -> dict[str, JSON]:
-    """A copy of what JSON can say; TypeError or ValueError for anything else."""
+    """A copy of what JSON can say, as deep in a commit as it will be; TypeError or ValueError for what couldn't be read from there."""
     try:
-        found: dict[str, JSON] = json.loads(json.dumps(dict(metadata), allow_nan=False))
+        text = json.dumps({"metadata": dict(metadata)}, allow_nan=False)
     except RecursionError as error:
         raise ValueError("metadata is nested too deeply") from error
+    try:
+        found: dict[str, JSON] = pydantic_core.from_json(text)["metadata"]
+    except ValueError as error:
+        raise ValueError(f"metadata is nested too deeply, or has text that isn't Unicode ({error})") from error
     return found

@@ -87,7 +87,7 @@ class Leases:
         """A lease on `version`, held from now on. VersionMissing if it isn't there; ValueError for a time that isn't above 0."""
         if not (math.isfinite(seconds) and seconds > 0):
             raise ValueError(f"a lease lasts some seconds, got {seconds!r}")
-        return Lease(self._store, version, float(seconds), holder[:_LONGEST_HOLDER])
+        return Lease(self._store, version, float(seconds), _plain(holder[:_LONGEST_HOLDER]))
 
     def all(self) -> list[Held]:
         """Every lease with an object in the store, ended ones included. Damaged names the object that is."""
@@ -109,3 +109,8 @@ class Leases:
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not math.isfinite(seconds):
             raise Damaged(what=path, reason="doesn't say for how long it lasts", url=self._store.url)
         return Held(path, records.version_of(record, path, self._store), str(record.get("holder", ""))[:_LONGEST_HOLDER], modified + seconds)
+
+
+def _plain(holder: str) -> str:
+    """`holder` without what UTF-8 can't spell, as a name from the system may have it: the record couldn't be read back."""
+    return holder.encode(errors="backslashreplace").decode()

@@ -235,10 +235,22 @@ def test_the_commit_says_what_the_version_is_and_where_it_came_from(weights):
     assert commit.bytes == 3 * 4 + 4
 
 
-@pytest.mark.parametrize("metadata", [{"x": float("nan")}, {"x": object()}])
+def nested(depth):
+    found = {}
+    for _ in range(depth - 1):
+        found = {"x": found}
+    return found
+
+
+@pytest.mark.parametrize("metadata", [{"x": float("nan")}, {"x": object()}, {"x": "\ud800"}, nested(201), nested(250), nested(5000)])
 def test_metadata_that_is_not_json_is_refused_at_once(tmp_path, metadata):
     with pytest.raises((TypeError, ValueError)):
         WeightStore(str(tmp_path)).publish({}, version=V0, metadata=metadata)
+
+
+def test_metadata_as_deep_as_is_taken_is_read(weights):
+    weights.publish({}, version=V0, metadata=nested(200), background=False)
+    assert weights.commit(V0).metadata == nested(200)
 
 
 def test_of_eight_publishers_of_a_version_one_wins_and_the_others_are_told(place):

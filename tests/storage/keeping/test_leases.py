@@ -87,3 +87,8 @@ def test_ended_leases_are_swept_and_others_are_not(weights):
 def test_a_lease_needs_a_time(weights, seconds):
     with pytest.raises(ValueError, match="some seconds"):
         weights.lease(V0, seconds)
+
+
+def test_a_holder_of_any_text_leaves_a_record_that_is_read(weights):
+    with weights.lease(V0, 60, "host\udcff"):
+        assert [held.holder for held in Leases(weights.objects).all()] == ["host\\udcff"]
