@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 
 import torch
@@ -219,20 +219,9 @@ class VersionedStore:
         sizes = [*(array.chunk_bytes for array in commit.arrays.values()), *(delta.chunk_bytes for delta in commit.deltas.values())]
         return in_flight(self.store, max(sizes, default=0))
 
-    @contextmanager
-    def _held(self, base: Version | None, holder: str) -> Iterator[None]:
+    def _held(self, base: Version | None, holder: str) -> AbstractContextManager[object]:
         """Keeps a version that another one's data needs from being collected before that one's commit says so."""
-        if base is None:
-            yield
-            return
-        lease = Leases(self.store).take(base, layout.LONGEST_PUBLISH_S, holder)
-        try:
-            yield
-        finally:
-            try:
-                lease.release()
-            except StoreError as error:  # it ends by itself, and the version is as it should be
-                _log.warning("the lease on %s for the %s stays in %s until its time is over: %s", base, holder, self.store.url, error)
+        return nullcontext() if base is None else Leases(self.store).take(base, layout.LONGEST_PUBLISH_S, holder)
 
     def _drop(self, prefix: str) -> None:
         try:

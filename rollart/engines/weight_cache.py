@@ -9,7 +9,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -202,24 +202,15 @@ class WeightCache:
         finally:
             unlock(lock)
 
-    @contextmanager
-    def _leased(self, version: Version) -> Iterator[None]:
+    def _leased(self, version: Version) -> AbstractContextManager[object]:
         """Keeps the version in the store for as long as it is read, if this host may write there; without, the store's grace has to do."""
-        lease = None
         try:
-            lease = self._store.lease(version, LEASE_S, f"{socket.gethostname()} pid {os.getpid()}")
+            return self._store.lease(version, LEASE_S, f"{socket.gethostname()} pid {os.getpid()}")
         except VersionMissing:
             raise
         except StoreError as error:
             log.info("version %s is read without a lease: %s", version, error)
-        try:
-            yield
-        finally:
-            if lease is not None:
-                try:
-                    lease.release()
-                except StoreError as error:
-                    log.info("the lease on version %s ends only after %.0f s: %s", version, LEASE_S, error)
+            return nullcontext()
 
     def _remove_unheld(self) -> None:
         for path in self.folder.glob("v*.lock"):

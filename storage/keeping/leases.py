@@ -6,17 +6,20 @@ is kept; a holder counts only how long it has been since its own last renewal.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 import uuid
 from dataclasses import dataclass
 from types import TracebackType
 
-from storage.errors import Damaged, LeaseExpired, VersionMissing
+from storage.errors import Damaged, LeaseExpired, StoreError, VersionMissing
 from storage.format import layout, records
 from storage.keeping.claims import claim
 from storage.objects.store import ObjectStore
 from storage.version import Version
+
+_log = logging.getLogger(__name__)
 
 SWEPT_AFTER_S = 60.0
 """An ended lease's object stays this much longer, so that a renewal on its way at the very end isn't swept."""
@@ -36,7 +39,7 @@ class Held:
 
 class Lease:
     """`version` stays, with all that its data needs, while this is held: until `release`, the end of the `with`, or `seconds` after the
-    last `renew`."""
+    last `renew`. A `with` at whose end the store can't be reached ends as it would have, with a line in the log."""
 
     def __init__(self, store: ObjectStore, version: Version, seconds: float, holder: str) -> None:
         self.version = version
@@ -65,7 +68,10 @@ class Lease:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.release()
+        try:
+            self.release()
+        except StoreError as failure:  # what the block did is as it is
+            _log.warning("the lease on version %s of %s ends by itself after %g s: %s", self.version, self._store.url, self.seconds, failure)
 
     def _claim(self) -> None:
         until = time.monotonic() + self.seconds

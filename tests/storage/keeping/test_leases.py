@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from storage.errors import LeaseExpired, VersionMissing
+from storage.errors import LeaseExpired, StoreUnreachable, VersionMissing
 from storage.format import layout
 from storage.keeping import leases
 from storage.keeping.leases import SWEPT_AFTER_S, Leases
@@ -36,6 +36,21 @@ def test_a_lease_is_held_inside_of_with_and_ends_its_seconds_after_the_store_wro
         assert (held.version, held.holder, held.expires) == (V0, "engine 7", 1060.0)
         assert lease.version == V0
     assert Leases(weights.objects).all() == []
+
+
+def test_a_lease_that_cannot_be_given_back_is_logged_and_leaves_the_block_as_it_ended(weights, script, caplog):
+    def unreachable(kind, path):
+        raise StoreUnreachable("no way there")
+
+    with weights.lease(V0, 60):
+        script.before = unreachable
+    with pytest.raises(KeyError, match="the block's own"):
+        script.before = None
+        with weights.lease(V0, 60):
+            script.before = unreachable
+            raise KeyError("the block's own")
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2 and all("0-0" in line and "after 60 s" in line and "no way there" in line for line in said)
 
 
 def test_renewing_starts_the_seconds_anew(weights, script):
