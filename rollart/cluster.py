@@ -151,8 +151,15 @@ async def workers_of(client: Client) -> list[ClusterWorker]:
 
 
 def missing_resources(config: Config, workers: list[ClusterWorker]) -> list[str]:
-    """One line for each hardware class that is needed and that no worker has, saying what to start."""
+    """One line for each hardware class that is needed and that no worker has, or too few where each is a rank, saying what to start."""
     problems = []
+    ranks = config.hardware[config.stages["train"]]
+    found = sum(w.resources.get(ranks.resource, 0) >= 1 for w in workers)
+    if 0 < found < ranks.workers:
+        problems.append(
+            f"hardware.{config.stages['train']}.workers: training wants {ranks.workers} workers with the resource {ranks.resource}, one a rank, "
+            f"and the cluster has {found}; start more, or set it to {found}"
+        )
     for name in sorted(config.affinity.used()):
         resource = config.hardware[name].resource
         if not any(w.resources.get(resource, 0) >= 1 for w in workers):

@@ -76,7 +76,7 @@ class HardwareClass(Section):
 
     resource: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", description="name of the Dask worker resource")
     slots: int = Field(1, ge=1, description="units of the resource a worker process has: how many tasks run there at once")
-    workers: int = Field(1, ge=1, description="worker processes that the local cluster starts")
+    workers: int = Field(1, ge=1, description="worker processes that the local cluster starts; of the class that trains: ranks")
     price_per_hour: float = Field(0.0, ge=0, description="price of one worker, in the currency of your choice per hour")
 
 
@@ -359,7 +359,7 @@ class Config(Section):
 
 RESUMABLE = {
     "run.dashboard_port", "run.scheduler", "run.step_timeout", "train.steps", "train.checkpoint_every",
-    "train.max_skipped", "evaluate", "rollout", "hardware", "weights",
+    "train.max_skipped", "training.ranks", "evaluate", "rollout", "hardware", "weights",
 }  # fmt: skip
 """Fields (and sections) that may differ when a run is resumed; any other would make the curve one of two different experiments."""
 

@@ -33,6 +33,7 @@ from rollart.session import CUT, Handles, Session
 from rollart.telemetry import Telemetry
 from rollart.training.handle import Trainer
 from rollart.training.settings import LearnerSettings
+from rollart.training.trainer_group import TrainerGroup
 from rollart.training.worker import LearnerPlugin
 from rollart.types import SamplingTransform, Version
 from storage.errors import Damaged
@@ -67,13 +68,13 @@ async def open_session(config: Config, folder: RunFolder, *, resume: bool, mode:
         progress = stack.enter_context(Progress(mode))
         client = await _client(stack, config)
         workers = await check_cluster(client, config)
-        trainer_address = _addresses(config, workers, "train")[0]
-        trainer = Trainer(client, trainer_address, config.hardware[config.stages["train"]].resource, f"{folder.name}-{id(client):x}")
+        trainer = _trainer(client, config, workers, f"{folder.name}-{id(client):x}")
         if not folder.store.exists(f"{POLICY}/config.json"):
             await trainer.run(
                 "prepare-policy", prepare_policy_task, config.policy, config.tasks, config.run.seed, folder.child(POLICY), folder.storage_options
             )
         await _register(stack, client, config, "train", learner_plugin(config, folder))
+        await trainer.open()
         ledger, parent = await _ledger(config, folder, trainer, resume)
         kept = ledger.next_step if parent is not None else -1  # without a checkpoint not even version 0 is gone on from
         abandoned = 0
@@ -93,6 +94,7 @@ async def open_session(config: Config, folder: RunFolder, *, resume: bool, mode:
             step=ledger.next_step, steps=config.train.steps, version=f"{ledger.lineage}-{ledger.next_step}", dashboard=client.dashboard_link
         )
         telemetry = Telemetry(metrics, progress, status)
+        trainer.tell = telemetry.note
         session = Session(config, folder, Handles(client, trainer, engines), telemetry, ledger, parent)
         if resume:
             telemetry.note(_what_resuming_means(ledger, parent, abandoned))
@@ -114,6 +116,15 @@ async def _client(stack: AsyncExitStack, config: Config) -> Client:
         await asyncio.wait((starting,))  # what is half started nobody could end
         raise
     return await stack.enter_async_context(Client(cluster, asynchronous=True))
+
+
+def _trainer(client: Client, config: Config, workers: Sequence[ClusterWorker], namespace: str) -> Trainer:
+    """The trainer on one worker, or on as many as the training class wants, one a rank; those beyond are there for ranks that are lost."""
+    hardware = config.hardware[config.stages["train"]]
+    addresses = _addresses(config, workers, "train")[: hardware.workers]
+    if len(addresses) == 1:
+        return Trainer(client, addresses[0], hardware.resource, namespace)
+    return TrainerGroup(client, addresses, hardware.resource, namespace, config.training)
 
 
 async def _ledger(config: Config, folder: RunFolder, trainer: Trainer, resume: bool) -> tuple[Ledger, Version | None]:

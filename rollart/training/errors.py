@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["BatchError", "NonFiniteError", "StateError", "TrainerLost", "TrainingError", "TransformError"]
+__all__ = ["BatchError", "GroupBroken", "NonFiniteError", "StateError", "TrainerLost", "TrainingError", "TransformError"]
 
 
 class TrainingError(RuntimeError):
@@ -25,10 +25,15 @@ class StateError(TrainingError):
     """Weights or state do not belong to this learner, or to the step that was asked for."""
 
 
+class GroupBroken(TrainingError):
+    """The ranks that train together aren't all there, or one of them doesn't answer; a new generation of the group can be formed."""
+
+
 class TrainerLost(TrainingError):
     """The worker that held the learner is gone, and with it what was learned since the last checkpoint."""
 
     def __init__(self, address: str, task: str) -> None:
+        self.address = address
         super().__init__(
             f"the training worker at {address} is gone, during {task}: what it held since the last checkpoint is lost; go on from there with --resume"
         )

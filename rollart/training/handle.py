@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from rollart.training.resumed import Resumed
 from rollart.training.settings import OptimiserSettings
 from rollart.types import Batch, Receipt, Version
 
+log = logging.getLogger(__name__)
+
 WATCH_S = 1.0
 """Between two looks, while a task runs, at whether its worker is still there."""
 
@@ -28,6 +31,11 @@ class Trainer:
     def __init__(self, client: Client, address: str, resource: str, namespace: str) -> None:
         self._client, self._address, self._resource, self._namespace = client, address, resource, namespace
         self._count = itertools.count()
+        self.tell: Callable[[str], None] = log.warning
+        """Is told, in a line, what happens to the workers that train."""
+
+    async def open(self) -> None:
+        """Makes ready for the first step; the workers have their learners by then, or build them."""
 
     async def train(self, batch: Batch, keep_state: bool) -> StepMetrics:
         """One training step; with `keep_state` the state after it can be saved while the next one runs."""
@@ -62,21 +70,27 @@ class Trainer:
         return await self._run(name, task, *args)
 
     async def _run(self, name: str, task: Callable[..., Any], *args: Any, exclusive: bool = False) -> Any:
-        future = self._client.submit(
-            task, *args, key=f"{name}-{next(self._count)}-{self._namespace}", workers=[self._address], allow_other_workers=False,
-            resources={self._resource: 1} if exclusive else None, pure=False, retries=0,
-        )  # fmt: skip
-        result = asyncio.ensure_future(_result_of(future))
+        return await self._run_at(self._address, name, task, *args, exclusive=exclusive)
+
+    async def _run_at(self, address: str, name: str, task: Callable[..., Any], *args: Any, exclusive: bool = False) -> Any:
+        result = asyncio.ensure_future(self.result_of(self._submit(address, name, task, *args, exclusive=exclusive)))
         try:
             while not result.done():
                 await asyncio.wait((result,), timeout=WATCH_S)
                 # Dask would wait for ever for a worker at that address: a restarted one has another, and an empty learner.
-                if not result.done() and self._address not in {w.address for w in await workers_of(self._client)}:
-                    raise TrainerLost(self._address, name)
+                if not result.done() and address not in {w.address for w in await workers_of(self._client)}:
+                    raise TrainerLost(address, name)
             return result.result()
         finally:
             result.cancel()
 
+    def _submit(self, address: str, name: str, task: Callable[..., Any], *args: Any, exclusive: bool) -> Future:
+        return self._client.submit(
+            task, *args, key=f"{name}-{next(self._count)}-{self._namespace}", workers=[address], allow_other_workers=False,
+            resources={self._resource: 1} if exclusive else None, pure=False, retries=0,
+        )  # fmt: skip
 
-async def _result_of(future: Future) -> Any:
-    return await future
+    @staticmethod
+    async def result_of(future: Future) -> Any:
+        """The future's result, once it is there; its error is raised."""
+        return await future

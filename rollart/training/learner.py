@@ -83,6 +83,20 @@ class Learner:
             elif self.settings.loss.kl > 0:
                 self.reference = self._policy(copy.deepcopy(self.policy.model).requires_grad_(False))
 
+    def shard(self) -> None:
+        """Spreads the policy and its reference over `ranks`, and begins with what they hold; StateError if that was done already."""
+        from rollart.training.sharding import mesh_of, shard
+
+        with self.lock:
+            if self.sharded:
+                raise StateError("the learner is spread over ranks already; make a new one, and load a checkpoint")
+            mesh = mesh_of(self.policy.device, self.ranks.count)
+            for policy in (self.policy, self.reference):
+                if policy is not None:
+                    shard(policy, mesh)
+            self.sharded = True
+            self.begin()
+
     # ---- a step
 
     def train_step(self, batch: TrainBatch) -> StepMetrics:

@@ -6,6 +6,7 @@ Only the positions that predict a trained token reach the output layer, which fo
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,8 @@ class TokenScores:
 class Policy:
     """A Hugging Face causal language model, asked for the log-probabilities of the trained tokens of a micro-batch.
 
-    `head_rows` is how many tokens' logits are in memory at once. With `packing`, `packs` says whether the model computes
+    `head_rows` is how many tokens' logits are in memory at once. Whatever asks the model runs `within` it: a model that is spread over
+    ranks makes its tensors whole for that. With `packing`, `packs` says whether the model computes
     packed rows rightly; if not, it is to be given padded ones.
     """
 
@@ -86,6 +88,7 @@ class Policy:
         self.device = parameter.device
         self.dtype = parameter.dtype
         self.head_rows = head_rows
+        self.within: Callable[..., Any] = _plainly
         self._split = self._head_is_all()
         self.packs = packing and self._can_pack()
 
@@ -114,12 +117,15 @@ class Policy:
 
     def score(self, micro: MicroBatch, *, entropy_gradient: bool = False, hidden: bool = False) -> TokenScores:
         """What `logprobs` says and, with `hidden`, the states that it was said from."""
+        return TokenScores(*self.within(self._score, micro, entropy_gradient, hidden))
+
+    def _score(self, micro: MicroBatch, entropy_gradient: bool, hidden: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         temperature = micro.temperature if micro.tempered else None
         if not self._split:
             found = self.model(**_inputs(micro), use_cache=False, output_hidden_states=hidden)
             logits = found.logits.flatten(0, 1).index_select(0, micro.index).to(self.compute_dtype)
             states = found.hidden_states[-1].flatten(0, 1).index_select(0, micro.index) if hidden else None
-            return TokenScores(*plain_logprobs(logits, micro.targets, temperature, entropy_gradient=entropy_gradient), states)
+            return (*plain_logprobs(logits, micro.targets, temperature, entropy_gradient=entropy_gradient), states)
         # No attention mask: padding stands on the right, where a causal model never looks, and without a mask attention
         # takes its fastest path.
         states = self._body(**_inputs(micro)).flatten(0, 1).index_select(0, micro.index)  # [N, H]
@@ -130,7 +136,7 @@ class Policy:
             )
         else:
             chosen, entropy = plain_logprobs(head(states).to(self.compute_dtype), micro.targets, temperature, entropy_gradient=entropy_gradient)
-        return TokenScores(chosen, entropy, states if hidden else None)
+        return chosen, entropy, states if hidden else None
 
     def _body(self, **inputs: Any) -> Tensor:
         body: Any = self.model.base_model
@@ -173,6 +179,10 @@ class Policy:
         model: Any = self.model
         vocabulary = int(model.get_output_embeddings().weight.shape[0])
         return torch.arange(length, device=self.device).unsqueeze(0) % vocabulary
+
+
+def _plainly(work: Callable[..., Any], *args: Any) -> Any:
+    return work(*args)
 
 
 _ALIKE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.1}

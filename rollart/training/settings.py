@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 __all__ = [
     "AdvantageName", "AdvantageOverride", "AdvantagePlan", "AdvantageSettings", "AgreementSettings", "BatchSettings", "Decay",
     "Denominator", "KLEstimator", "LearnerSettings", "LoraSettings", "LossName", "LossSettings", "MaskSettings", "ModelSettings", "OptimiserSettings",
+    "RankSettings",
 ]  # fmt: skip
 
 AdvantageName = Literal["grpo", "rloo", "reinforce", "gae"]
@@ -200,10 +201,19 @@ class ModelSettings(_Settings):
     head_rows: int = Field(
         default=1024, gt=0, description="trained tokens whose logits over the vocabulary are in memory at once; more go through in chunks"
     )
+    shard: bool = Field(
+        default=False, description="spread weights, gradients and the optimiser's state over the training workers (FSDP2) instead of a copy on each"
+    )
     lora: LoraSettings | None = Field(default=None, description="train adapters instead of the weights; none: the weights themselves")
     device: str = Field(default="cpu", pattern=DEVICE, description="torch device of the trainer, such as cpu or cuda:0")
     threads: int = Field(default=1, gt=0, description="torch threads of the training process")
     seed: int = Field(default=0, ge=0, description="seed of the initial weights where the model's folder holds none")
+
+    @model_validator(mode="after")
+    def _whole_adapters(self) -> ModelSettings:
+        if self.shard and self.lora is not None:
+            raise ValueError("shard: adapters are small and are not spread over workers; set shard to false, or leave lora out")
+        return self
 
 
 class AgreementSettings(_Settings):
@@ -211,6 +221,19 @@ class AgreementSettings(_Settings):
 
     mean: float | None = Field(default=None, gt=0, description="mean difference in nats over which a step alarms; default: 1e-3, in bfloat16 0.03")
     highest: float | None = Field(default=None, gt=0, description="largest difference of a token in nats that alarms; default: 0.05, in bfloat16 1.5")
+
+
+class RankSettings(_Settings):
+    """Training over several workers of the training class, one rank each; without effect where there is one."""
+
+    timeout: float = Field(
+        default=300.0,
+        gt=0,
+        description="seconds that a rank waits for one that is silent but not known to be dead; give it longer than a step takes",
+    )
+    replacement: float = Field(
+        default=60.0, ge=0, description="seconds that training waits for a worker in the place of a lost one, before it goes on with fewer ranks"
+    )
 
 
 class LearnerSettings(_Settings):
@@ -222,3 +245,4 @@ class LearnerSettings(_Settings):
     advantage: AdvantageSettings = AdvantageSettings()
     batch: BatchSettings = BatchSettings()
     agreement: AgreementSettings = AgreementSettings()
+    ranks: RankSettings = RankSettings()

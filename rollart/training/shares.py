@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from rollart.types import Member, Receipt
+from rollart.types import Member, Receipt, Trajectory
 
-__all__ = ["dealt", "shares", "spread"]
+__all__ = ["TrajectoryReader", "dealt", "shares", "spread"]
+
+TrajectoryReader = Callable[[Sequence[Receipt]], list[Trajectory]]
+"""The trajectories that receipts name, in their order; travels by pickle."""
 
 
 def dealt(numbers: Sequence[int], parts: int) -> dict[int, int]:

@@ -8,38 +8,37 @@ Torch is imported in the worker alone: a scheduler imports this module too, to r
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from distributed import Worker, WorkerPlugin, get_worker
 
-from rollart.training.advantages.registry import advantages_of
-from rollart.training.errors import BatchError, StateError
+from rollart.training.errors import StateError
 from rollart.training.keeping import Keeping
 from rollart.training.metrics import StepMetrics, SupervisedMetrics
 from rollart.training.resumed import Resumed
+from rollart.training.seat import Seat
 from rollart.training.settings import LearnerSettings, OptimiserSettings
-from rollart.types import Batch, Receipt, Segment, Trajectory
+from rollart.training.shares import TrajectoryReader
+from rollart.types import Batch, Receipt, Segment
 from storage.version import Version
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rollart.training.learner import Learner
-    from storage.checkpoints import CheckpointStore
+    from storage.checkpoints import Checkpoint, CheckpointStore
     from storage.weights import WeightStore
 
 __all__ = [
-    "PLUGIN", "LearnerPlugin", "Resumed", "TrajectoryReader", "begin_task", "checkpoint_task", "collect_task", "load_checkpoint_task",
+    "PLUGIN", "LearnerPlugin", "Resumed", "TrajectoryReader", "begin_task", "checkpoint_task", "collect_task", "learner_plugin",
+    "load_checkpoint_task",
     "load_weights_task", "publish_task", "supervised_task", "train_task",
 ]  # fmt: skip
 
 PLUGIN = "learner"
-
-TrajectoryReader = Callable[[Sequence[Receipt]], list[Trajectory]]
-"""The trajectories that receipts name, in their order; travels by pickle."""
 
 _KEPT = 2
 """How many versions' copies wait to be published: the newest, and the one that may be on its way while the next step ends."""
@@ -68,11 +67,13 @@ class LearnerPlugin(WorkerPlugin):
         """Starts to build the learner; an error of it is raised by the first task that needs it."""
         self._builder = ThreadPoolExecutor(1, thread_name_prefix="build-learner")
         self._built: Future[Learner] = self._builder.submit(_build, self.folder, self.storage_options, self.settings)
+        self.seat = Seat()
         self._last: tuple[int, StepMetrics] | None = None  # lineage and metrics of the last training step
         self._snapshots: dict[Version, dict[str, Tensor]] = {}
         self._states: dict[Version, tuple[dict[str, Tensor], dict[str, Any]]] = {}
 
     def teardown(self, worker: Worker) -> None:
+        self.seat.leave()
         self._builder.shutdown(wait=False, cancel_futures=True)
 
     @property
@@ -99,18 +100,14 @@ class LearnerPlugin(WorkerPlugin):
         return CheckpointStore(self.checkpoints_url, self.storage_options)
 
     def train(self, batch: Batch, keep_state: bool) -> StepMetrics:
-        from rollart.training.batch import build_batch
+        from rollart.training.batch_share import train_share
 
         learner = self.learner
-        advantages = advantages_of(batch.groups, self.settings.advantage)
-        trajectories = self.read([m.receipt for m in batch.members])
-        for member, trajectory in zip(batch.members, trajectories, strict=True):
-            if (trajectory.attempt, trajectory.nonce) != (member.receipt.attempt, member.receipt.nonce):
-                raise BatchError(f"the trajectory read for {member.receipt.attempt} is {trajectory.attempt}, or another execution of it")
+        share = train_share(batch, self.settings, self.read, learner.ranks)
         with learner.lock:
             if self._last is not None and (self._last[0], self._last[1].step) == (batch.lineage, batch.step):
                 return self._last[1]  # Dask runs a task again when it lost the result; the batch was trained on
-            metrics = learner.train_step(build_batch(trajectories, advantages, batch.step))
+            metrics = learner.train_step(share)
             made = Version(batch.lineage, learner.step)
             self._last = (batch.lineage, metrics)
             self._keep(made, keep_state)
@@ -131,6 +128,15 @@ class LearnerPlugin(WorkerPlugin):
                 return self._states[version]
             self._only_at(version)
             return self.learner.state()
+
+    def checkpoint(self, version: Version | None) -> Checkpoint:
+        """A checkpoint (default: the newest), of whose tensors only those parts are read that this rank is to hold."""
+        if not self.learner.sharded:
+            return self.checkpoints.load(version)
+        from rollart.training.sharding import cuts
+
+        found = self.checkpoints.resolve(version)
+        return self.checkpoints.load(found, slices=cuts(self.learner, self.checkpoints.commit(found).tensors))
 
     def forget(self) -> None:
         """Drops all copies, once the learner holds something that did not come of them."""
@@ -160,7 +166,8 @@ def _build(folder: str, storage_options: Mapping[str, Any] | None, settings: Lea
     return Learner(local_folder(folder, storage_options), settings)
 
 
-def _plugin() -> LearnerPlugin:
+def learner_plugin() -> LearnerPlugin:
+    """The one of the worker that this task runs on; StateError if it has none."""
     found: LearnerPlugin | None = get_worker().plugins.get(PLUGIN)
     if found is None:
         raise StateError("this worker has no learner; pin training tasks to a worker that LearnerPlugin was registered on")
@@ -173,12 +180,12 @@ def train_task(batch: Batch, keep_state: bool = False) -> StepMetrics:
     `keep_state` copies the whole state afterwards, for a checkpoint beside the next step. BatchError, TransformError, StateError,
     NonFiniteError.
     """
-    return _plugin().train(batch, keep_state)
+    return learner_plugin().train(batch, keep_state)
 
 
 def supervised_task(segments: Sequence[Segment]) -> SupervisedMetrics:
     """One supervised step on the masked tokens of `segments`."""
-    plugin = _plugin()
+    plugin = learner_plugin()
     with plugin.learner.lock:
         plugin.forget()
         return plugin.learner.supervised_step(segments)
@@ -186,7 +193,7 @@ def supervised_task(segments: Sequence[Segment]) -> SupervisedMetrics:
 
 def begin_task(optimiser: OptimiserSettings | None = None, step: int = 0) -> None:
     """Starts training at `step` from the weights held now, with a fresh optimiser: after a warm-up, say."""
-    plugin = _plugin()
+    plugin = learner_plugin()
     with plugin.learner.lock:
         plugin.forget()
         plugin.learner.begin(optimiser, step)
@@ -194,7 +201,7 @@ def begin_task(optimiser: OptimiserSettings | None = None, step: int = 0) -> Non
 
 def publish_task(version: Version, parent: Version | None = None, metadata: Mapping[str, Any] | None = None) -> Version:
     """Publishes the weights of `version`, the learner's present one or the one before, and returns once it exists."""
-    plugin = _plugin()
+    plugin = learner_plugin()
     weights = plugin.snapshot(version)  # a copy already, which nothing changes while it is written
     return plugin.weights.publish(weights, version=version, parent=parent, metadata=metadata or {}, files=plugin.files, background=False).result()
 
@@ -204,11 +211,16 @@ def checkpoint_task(version: Version, documents: Mapping[str, Any] | None = None
 
     The state is the one that `train_task` kept, or the present one, if the learner is still at that step.
     """
-    plugin = _plugin()
+    plugin = learner_plugin()
     arrays, document = plugin.state(version)
-    if documents and _DOCUMENT in documents:
+    return plugin.checkpoints.save(version.step, version.lineage, arrays=arrays, documents=own_document(documents or {}, document))
+
+
+def own_document(documents: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
+    """The run's `documents`, with the learner's own among them; StateError if one has its name."""
+    if _DOCUMENT in documents:
         raise StateError(f"the document name {_DOCUMENT!r} is the learner's own; give the run's documents other names")
-    return plugin.checkpoints.save(version.step, version.lineage, arrays=arrays, documents={**(documents or {}), _DOCUMENT: document})
+    return {**documents, _DOCUMENT: dict(document)}
 
 
 def collect_task(keeping: Keeping) -> None:
@@ -216,7 +228,7 @@ def collect_task(keeping: Keeping) -> None:
     version that it would branch off stays with it. StoreError."""
     from storage.keeping.retention import Retention
 
-    plugin = _plugin()
+    plugin = learner_plugin()
     plugin.checkpoints.gc(Retention(keep_last=keeping.checkpoints or sys.maxsize), grace_s=keeping.grace)
     kept = Retention(
         keep_last=keeping.last or sys.maxsize, keep_every=keeping.every or None, window=keeping.window, keep=frozenset(plugin.checkpoints.versions())
@@ -226,7 +238,7 @@ def collect_task(keeping: Keeping) -> None:
 
 def load_weights_task(version: Version | None = None) -> Version:
     """Takes over the weights of a published version (default: the newest), with a fresh optimiser, at that version's step."""
-    plugin = _plugin()
+    plugin = learner_plugin()
     found = version or plugin.weights.newest()
     if found is None:
         raise StateError(f"{plugin.weights_url} holds no version to start from; publish one first")
@@ -239,8 +251,8 @@ def load_weights_task(version: Version | None = None) -> Version:
 
 def load_checkpoint_task(version: Version | None = None) -> tuple[Version, dict[str, Any]]:
     """Goes on from a checkpoint (default: the newest), bit for bit; returns its version and the documents saved with it."""
-    plugin = _plugin()
-    checkpoint = plugin.checkpoints.load(version)
+    plugin = learner_plugin()
+    checkpoint = plugin.checkpoint(version)
     if _DOCUMENT not in checkpoint.documents:
         raise StateError(f"checkpoint {checkpoint.version} in {plugin.checkpoints_url} holds no learner's state")
     document: Any = checkpoint.documents.pop(_DOCUMENT)
@@ -252,8 +264,10 @@ def load_checkpoint_task(version: Version | None = None) -> tuple[Version, dict[
 
 def supervised_receipts_task(receipts: Sequence[Receipt]) -> SupervisedMetrics:
     """One supervised step on the durable trajectories that `receipts` name."""
-    segments = [s for t in _plugin().read(receipts) for s in t.segments]
-    return supervised_task(segments)
+    from rollart.training.batch_share import segments_share
+
+    plugin = learner_plugin()
+    return supervised_task(segments_share(receipts, plugin.read, plugin.learner.ranks))
 
 
 def resume_task() -> Resumed:
@@ -261,7 +275,7 @@ def resume_task() -> Resumed:
 
     A crash between the two leaves the stores' numbers apart; the lower one is opened again until they agree.
     """
-    plugin = _plugin()
+    plugin = learner_plugin()
     parent = plugin.checkpoints.newest()
     documents: dict[str, Any] = {}
     if parent is not None:

@@ -46,17 +46,18 @@ def make_segment(rng: random.Random, turns: int = 2, transform: SamplingTransfor
 MakeTrajectories = Callable[..., list[Trajectory]]
 
 
+def make_trajectories_of(sizes: tuple[int, ...] = (4, 3, 1), seed: int = 0, transform: SamplingTransform | None = None) -> list[Trajectory]:
+    """Trajectories of groups of the given sizes, with one to three segments each, the same for the same seed."""
+    rng = random.Random(seed)
+    made = []
+    for index, size in enumerate(sizes):
+        for member in range(size):
+            segments = [make_segment(rng, rng.randrange(1, 4), transform) for _ in range(rng.randrange(1, 4))]
+            made.append(Trajectory(Attempt(Episode("toy", index), member), f"n{index}-{member}", 0, 0, segments, "terminated"))
+    return made
+
+
 @pytest.fixture
 def make_trajectories() -> MakeTrajectories:
-    """Trajectories of groups of the given sizes, with one to three segments each, the same for the same seed."""
-
-    def make(sizes: tuple[int, ...] = (4, 3, 1), seed: int = 0, transform: SamplingTransform | None = None) -> list[Trajectory]:
-        rng = random.Random(seed)
-        made = []
-        for index, size in enumerate(sizes):
-            for member in range(size):
-                segments = [make_segment(rng, rng.randrange(1, 4), transform) for _ in range(rng.randrange(1, 4))]
-                made.append(Trajectory(Attempt(Episode("toy", index), member), f"n{index}-{member}", 0, 0, segments, "terminated"))
-        return made
-
-    return make
+    """See `make_trajectories_of`."""
+    return make_trajectories_of

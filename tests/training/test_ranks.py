@@ -1,0 +1,139 @@
+"""Two and three ranks in a process group over gloo come to what one rank comes to, with whole models and with spread ones."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rollart.training.metrics import StepMetrics
+from rollart.training.process_group import open_store
+from rollart.training.settings import LearnerSettings
+from rollart.types import Batch, Group, Member, Receipt, Score, Trajectory
+from tests.training.conftest import make_trajectories_of
+from tests.training.rank_process import Case, Found, Numbers, alone, main
+
+NAMES = ["plain", "rich", "valued", "narrow", "sharded", "sharded_rich", "sharded_valued", "sharded_narrow", "sharded_bfloat16"]
+EXACT = [n for n in NAMES if not n.endswith(("narrow", "bfloat16"))]
+
+
+def settings(name: str) -> LearnerSettings:
+    """Float64 and one minibatch, or two with a loss of several parts, a value head, or float32 and bfloat16."""
+    model: dict[str, Any] = {"dtype": "float64", "shard": name.startswith("sharded")}
+    batch: dict[str, Any] = {"token_budget": 24}
+    made: dict[str, Any] = {"optimiser": {"lr": 1e-3, "weight_decay": 0.1}, "model": model, "batch": batch}
+    kind = name.removeprefix("sharded_")
+    if kind == "rich":
+        batch |= {"minibatches": 2, "denominator": "trajectory", "packing": False}
+        model |= {"recompute": True, "head_rows": 4}
+        made |= {"loss": {"entropy": 0.01, "kl": 0.1}, "advantage": {"name": "reinforce", "baseline": "running", "normalise": "task"}}
+    elif kind == "valued":
+        made |= {"advantage": {"name": "gae", "normalise": "task"}}
+    elif kind == "narrow":
+        model |= {"dtype": "float32"}
+    elif kind == "bfloat16":
+        model |= {"dtype": "bfloat16"}
+    return LearnerSettings.model_validate(made)
+
+
+def receipt_of(trajectory: Trajectory, row: int) -> Receipt:
+    tokens = sum(len(s) for s in trajectory.segments)
+    return Receipt(trajectory.attempt, trajectory.nonce, 0, "file", row, trajectory.outcome, 0, 0, tokens, trajectory.sampled, 1)
+
+
+def batch_of(trajectories: list[Trajectory], step: int, rows: Sequence[int]) -> Batch:
+    members: dict[Any, list[Member]] = {}
+    for row, t in ((row, trajectories[row]) for row in rows):
+        members.setdefault(t.attempt.episode, []).append(Member(receipt_of(t, row), Score(t.attempt, t.nonce, float((row * 7 + step) % 3))))
+    return Batch(0, step, tuple(Group(e, tuple(m)) for e, m in members.items()))
+
+
+@pytest.fixture(scope="module")
+def cases(gpt2: Path) -> dict[str, Case]:
+    trajectories = make_trajectories_of((4, 3, 1))
+    empty = replace(trajectories[-1], segments=[])  # nothing was sampled
+    trajectories = [*trajectories[:-1], empty]
+    every, few = range(len(trajectories)), (0, 7)  # of the few, two of three ranks have nothing to train on
+    found = {}
+    for name in NAMES:
+        batches = [batch_of(trajectories, 0, every), batch_of(trajectories, 1, few if name.endswith("rich") else every)]
+        found[name] = Case(str(gpt2), settings(name), trajectories, batches, [receipt_of(t, i) for i, t in enumerate(trajectories)])
+    return found
+
+
+@pytest.fixture(scope="module")
+def together(cases: dict[str, Case]) -> Iterator[list[dict[tuple[str, int], Found]]]:
+    """What each of three processes found, by case and number of ranks."""
+    store = open_store("127.0.0.1")
+    spawn = multiprocessing.get_context("spawn")
+    pipes = [spawn.Pipe(duplex=False) for _ in range(3)]
+    processes = [spawn.Process(target=main, args=(rank, store.port, cases, sender)) for rank, (_, sender) in enumerate(pipes)]
+    try:
+        for process in processes:
+            process.start()
+        for _, sender in pipes:
+            sender.close()  # so that the end of a process ends its pipe
+        yield [receiver.recv() for receiver, _ in pipes]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def expected(cases: dict[str, Case]) -> dict[str, Found]:
+    return {name: alone(case) for name, case in cases.items()}
+
+
+def apart(found: dict[str, Numbers], wanted: dict[str, Numbers]) -> float:
+    """Largest difference of any number, relative to the largest of its tensor."""
+    assert found.keys() == wanted.keys()
+    return max(float(np.abs(found[n] - wanted[n]).max() / max(np.abs(wanted[n]).max(), 1e-30)) for n in wanted)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_and_weights_are_those_of_one_rank(together: Any, expected: dict[str, Found], name: str, count: int) -> None:
+    close = 1e-10 if name in EXACT else 1e-5 if name.endswith("narrow") else 5e-2
+    found, wanted = together[0][name, count], expected[name]
+    assert len(found.gradients) == len(wanted.gradients) >= 2
+    assert max(apart(mine, theirs) for mine, theirs in zip(found.gradients[:1], wanted.gradients[:1], strict=True)) <= close
+    if name in EXACT:  # Adam divides by the gradient's size, which makes much of what rounding leaves in float32
+        assert max(apart(mine, theirs) for mine, theirs in zip(found.gradients, wanted.gradients, strict=True)) <= 10 * close
+        assert apart(found.weights, wanted.weights) <= 10 * close
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_ranks_hold_the_same_weights_and_say_the_same(together: Any, name: str, count: int) -> None:
+    first = together[0][name, count]
+    for rank in range(1, count):
+        other = together[rank][name, count]
+        assert all(np.array_equal(first.weights[n], other.weights[n]) for n in first.weights)
+        assert [replace(s, seconds=0) for s in other.steps] == [replace(s, seconds=0) for s in first.steps]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("name", EXACT)
+def test_a_step_says_of_the_whole_batch_what_one_rank_says(together: Any, expected: dict[str, Found], name: str, count: int) -> None:
+    assert together[0][name, count].losses == pytest.approx(expected[name].losses, rel=1e-12)
+    for mine, theirs in zip(together[0][name, count].steps, expected[name].steps, strict=True):
+        assert plain(mine) == pytest.approx(plain(theirs), rel=1e-9, abs=1e-12)
+        assert (mine.skipped, mine.by_staleness.keys()) == (theirs.skipped, theirs.by_staleness.keys())
+
+
+def plain(metrics: StepMetrics) -> dict[str, float]:
+    """The numbers that don't depend on how the batch was cut up."""
+    cut = {"seconds", "micro_batches", "padding_share"}
+    return {n: v for n in metrics.__slots__ if n not in cut and isinstance(v := getattr(metrics, n), int | float)}
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_each_trajectory_is_read_by_one_rank(together: Any, cases: dict[str, Case], count: int) -> None:
+    read = [row for rank in range(count) for row in together[rank]["plain", count].read]
+    assert sorted(read) == sorted(2 * list(range(len(cases["plain"].trajectories))))
+    assert all(together[rank]["plain", count].read for rank in range(count))
