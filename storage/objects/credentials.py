@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 _USER = re.compile(r"://[^/@]*@")
 _SUSPECT = re.compile(r"key|secret|token|pass|cred|sas|auth|sign", re.IGNORECASE)
@@ -14,13 +15,13 @@ _NO_SECRETS = frozenset({"anon", "browser", "cache", "cloud", "google_default"})
 
 
 def values(options: Mapping[str, Any], *, inside: bool = False) -> Iterator[str]:
-    """Every text in `options` that may be a credential: rather too many than one too few."""
+    """Every text in `options` that may be a credential, also as a URL spells it: rather too many than one too few."""
     for name, value in options.items():
         secret = inside or _SUSPECT.search(str(name)) is not None
         if isinstance(value, Mapping):
             yield from values(value, inside=secret)
         elif secret and isinstance(value, str) and len(value) > 3 and value not in _NO_SECRETS:
-            yield value
+            yield from dict.fromkeys((value, quote(value), quote(value, safe=""), quote_plus(value)))
 
 
 def credential_fields(options: Mapping[str, Any], path: str = "") -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from storage.errors import StoreUnreachable
-from storage.objects.credentials import credential_fields
+from storage.objects.credentials import credential_fields, values
 from storage.objects.store import ObjectStore
 from storage.version import Version
 from storage.weights import WeightStore
@@ -116,3 +116,7 @@ def test_credentials_are_in_no_log_error_repr_or_object(s3, caplog, monkeypatch)
 )
 def test_what_holds_a_credential_is_known_by_its_name(options, fields):
     assert credential_fields(options) == fields
+
+
+def test_a_credential_is_known_in_every_spelling_that_a_url_gives_it():
+    assert set(values({"token": "ya29.a/b+c d="})) == {"ya29.a/b+c d=", "ya29.a/b%2Bc%20d%3D", "ya29.a%2Fb%2Bc%20d%3D", "ya29.a%2Fb%2Bc+d%3D"}
