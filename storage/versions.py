@@ -158,7 +158,7 @@ class VersionedStore:
     def make(self, commit: Commit, started: float) -> Commit:
         """Makes a version exist whose data is there; `started`: when the first of it was written, in seconds since 1970.
 
-        VersionTaken or PublishTooLong: the data is then deleted.
+        VersionTaken, PublishTooLong, or ValueError for a commit that is too large to be read: the data is then deleted.
         """
         version, prefix = commit.version, layout.data_prefix(commit.version, commit.attempt)
         # (By the clock on the wall, since a machine that slept has left data behind that others may think dead.)
@@ -166,7 +166,12 @@ class VersionedStore:
         if took > layout.LONGEST_PUBLISH_S:
             self._drop(prefix)
             raise PublishTooLong(version, took, layout.LONGEST_PUBLISH_S, self.store.url)
-        if not self.store.create(layout.commit_path(version), encode(commit)) and self.commit(version).attempt != commit.attempt:
+        try:
+            data = encode(commit)
+        except ValueError:
+            self._drop(prefix)
+            raise
+        if not self.store.create(layout.commit_path(version), data) and self.commit(version).attempt != commit.attempt:
             # (A client that repeated its request after a lost reply is refused by its own commit: then it is ours.)
             self._drop(prefix)
             raise VersionTaken(version, self.store.url)

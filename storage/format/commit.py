@@ -99,8 +99,11 @@ def unsealed(data: bytes, what: str, url: str) -> dict[str, Any]:
 
 
 def encode(commit: Commit) -> bytes:
-    """The commit as the bytes of its object."""
-    return sealed(_ADAPTER.dump_json(commit))
+    """The commit as the bytes of its object. ValueError if they are more than a reader takes."""
+    data = sealed(_ADAPTER.dump_json(commit))
+    if len(data) > _LARGEST_COMMIT:
+        raise ValueError(f"the commit of version {commit.version} has {len(data)} bytes and readers take {_LARGEST_COMMIT}: give less metadata")
+    return data
 
 
 def decode(data: bytes, version: Version, what: str, url: str) -> Commit:

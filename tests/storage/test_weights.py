@@ -253,6 +253,13 @@ def test_metadata_as_deep_as_is_taken_is_read(weights):
     assert weights.commit(V0).metadata == nested(200)
 
 
+def test_a_commit_that_readers_would_refuse_for_its_size_is_not_written(weights, monkeypatch):
+    monkeypatch.setattr("storage.format.commit._LARGEST_COMMIT", 10_000)
+    with pytest.raises(ValueError, match="give less metadata"):
+        weights.publish({"w": torch.ones(2)}, version=V0, metadata={"x": "y" * 10_000}, background=False)
+    assert weights.objects.list() == [] and weights.versions() == []
+
+
 def test_of_eight_publishers_of_a_version_one_wins_and_the_others_are_told(place):
     stores = [WeightStore(*place) for _ in range(8)]
 
