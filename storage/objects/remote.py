@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 import fsspec
 import numpy as np
+from fsspec.asyn import AsyncFileSystem
+from fsspec.spec import AbstractFileSystem
 from fsspec.utils import tokenize
 
 from storage.objects import client_errors
@@ -156,8 +158,26 @@ class RemoteObjects:
     def _find(self, start: str) -> dict[str, Any]:
         """What the client says of all objects under the folder `start`, by name."""
         self._fs.invalidate_cache()  # a listing that was kept would hide what others committed since
-        found = self._call("find", start, detail=True)
+        found = self._call("find", start, detail=True) if _lists_at_once(self._fs) else self._walked(start)
         return {name: info for name, info in found.items() if name.startswith(start + "/") and info["type"] == "file"}
+
+    def _walked(self, start: str) -> dict[str, Any]:
+        """What is under a folder, one listing after the other: fsspec's own walk takes a folder that can't be listed for an empty one."""
+        found: dict[str, Any] = {}
+        folders = [start]
+        while folders:
+            folder = folders.pop()
+            try:
+                listed = self._call("ls", folder, detail=True)
+            except FileNotFoundError:  # a folder that isn't there yet, or was deleted meanwhile, has nothing in it
+                continue
+            for info in listed:
+                name = info["name"].rstrip("/")
+                if info["type"] != "directory":
+                    found[name] = info
+                elif name.startswith(folder + "/"):
+                    folders.append(name)
+        return found
 
     def _retried(self, work: Callable[[], R], doing: str, path: str, *, conflicts: bool = False) -> R:
         def passing(error: Exception) -> bool:
@@ -184,6 +204,13 @@ class RemoteObjects:
 
     def _key(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root
+
+
+def _lists_at_once(fs: Any) -> bool:
+    """Whether a client has its own way of listing all under a folder, which costs fewer requests and raises what goes wrong."""
+    if fs.async_impl:
+        return type(fs)._find is not AsyncFileSystem._find
+    return type(fs).find is not AbstractFileSystem.find
 
 
 def _write_seconds(data: bytes) -> float:
