@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from storage.errors import SliceRefused
 from storage.format.boxes import Box, whole
@@ -21,14 +22,15 @@ class Selection:
     bounds: tuple[tuple[int, int], ...]
     shape: tuple[int, ...]
 
-    @property
+    @cached_property
     def box(self) -> Box:
         return tuple(slice(start, stop) for start, stop in self.bounds)
 
 
-def all_of(shape: Sequence[int]) -> Selection:
-    """All of a tensor."""
-    return Selection(tuple((cut.start, cut.stop) for cut in whole(shape)), tuple(shape))
+@lru_cache(maxsize=4096)
+def all_of(shape: tuple[int, ...]) -> Selection:
+    """All of a tensor. Kept, since the layers of a model are alike."""
+    return Selection(tuple((cut.start, cut.stop) for cut in whole(shape)), shape)
 
 
 def selected(name: str, shape: Sequence[int], slices: Slices) -> Selection:

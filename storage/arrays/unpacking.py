@@ -56,7 +56,7 @@ class Unpacker:
         for name in (*asked, *slices, *out):
             if name not in index:
                 raise UnknownTensor(f"version {self._commit.version} has no tensor {name!r}")
-        cuts = {name: _selection(name, index[name], slices) for name in (*asked, *out)}
+        cuts = {name: _selection(name, index[name], slices) for name in dict.fromkeys((*asked, *out))}
         for name, tensor in out.items():
             check_fits(name, tensor, index[name], cuts[name])
         wanted = {name: (index[name].alias_of or name, cuts[name]) for name in asked}
@@ -84,7 +84,7 @@ class Unpacker:
         entry = self._commit.tensors[name]
         itemsize = ITEMSIZE[entry.dtype]
         if entry.array is not None:
-            box = common(whole(entry.shape), selection.box)
+            box = selection.box if selection.shape == entry.shape else common(whole(entry.shape), selection.box)
             if box is not None:
                 yield Source(name, entry.array, entry.offset, entry.shape, box, itemsize), box
         for shard in entry.shards:
@@ -100,7 +100,7 @@ def _selection(name: str, entry: TensorEntry, slices: Mapping[str, Slices]) -> S
 def _box_of(target: torch.Tensor, selection: Selection, box: Box) -> torch.Tensor:
     """The part of what a selection is read to that is a box of the whole tensor."""
     if box == selection.box:
-        return target.view(sizes(box))
+        return target if len(box) == len(selection.shape) else target.view(sizes(box))
     return target.view(sizes(selection.box))[within(box, [start for start, _ in selection.bounds])]
 
 
@@ -118,5 +118,5 @@ def check_fits(name: str, tensor: torch.Tensor, entry: TensorEntry, selection: S
             f"tensor {name!r} is {entry.dtype} {list(selection.shape)}, and can't be read into {name_of(tensor.dtype)} {list(tensor.shape)}"
             f" on {tensor.device}"
         )
-    if tensor.numel() and any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+    if not tensor.is_contiguous() and any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
         raise TensorMismatch(f"tensor {name!r} can't be read into an expanded one, whose values share their memory: give a clone of it")

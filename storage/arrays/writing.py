@@ -26,7 +26,7 @@ def write_arrays(folder: ObjectStore, arrays: Mapping[str, ArrayValues]) -> tupl
     described = tuple((name, array.dtype, array.length, array.chunk) for name, array in arrays.items())
     objects = tuple(put_object(folder, key, data) for key, data in metadata_objects(described).items())
     jobs = [(name, number) for name, array in arrays.items() for number in range(chunk_count(array))]
-    parallel = in_flight(folder, max((array.chunk * ITEMSIZE[array.dtype] for array in arrays.values()), default=0))
+    parallel = in_flight(folder, max((array.chunk * ITEMSIZE[array.dtype] for array in arrays.values()), default=0), writing=True)
     chunks = dict(zip(jobs, side_by_side(lambda job: write_chunk(folder, job[0], arrays[job[0]], job[1]), jobs, parallel), strict=True))
     entries = {
         name: ArrayEntry(array.dtype, array.length, array.chunk, layout.BLOCK_BYTES, tuple(chunks[name, i] for i in range(chunk_count(array))))

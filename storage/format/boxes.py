@@ -90,7 +90,7 @@ class Runs:
 
 def runs_of(shape: Sequence[int], box: Box, gap: int) -> Runs:
     """Ranges of a row-major tensor that hold `box`, which isn't empty; those at most `gap` values apart are one."""
-    if all(cut.stop - cut.start == size for cut, size in zip(box, shape, strict=True)):
+    if sizes(box) == tuple(shape):
         return Runs((0,), math.prod(shape), True)
     strides = [math.prod(shape[dimension + 1 :]) for dimension in range(len(shape))]
     length, exact = 1, True

@@ -21,8 +21,8 @@ _POPULATE_READ = 22
 """Linux's MADV_POPULATE_READ (5.14), for which Python has no name: brings the pages in, and says so where touching one that can't be
 read would kill the process."""
 
-_SHOWN_BYTES = 1 << 18
-"""How much is copied before it is shown; with what it is a copy of, this fits a core's own cache."""
+_SHOWN_BYTES = 1 << 22
+"""How much is copied before it is shown: it is in the processor's cache still, and threads seldom wait for each other."""
 
 _MOST_BUFFERS = 1024
 """What one call of writev takes (IOV_MAX)."""
@@ -75,7 +75,8 @@ def _fill_mapped(descriptor: int, buffers: Sequence[Bytes], start: int, end: int
         for shown in range(at, until, _SHOWN_BYTES):
             targets = cut(buffers, shown - start, min(shown + _SHOWN_BYTES, until) - start)
             for target in targets:
-                np.copyto(target, source[: len(target)])
+                # A copy by numpy's own loop: the C library's takes half as long again for pieces of this size on some processors.
+                np.positive(source[: len(target)], out=target)
                 source = source[len(target) :]
             if seen is not None:
                 seen(targets)

@@ -11,6 +11,9 @@ from storage.objects.store import ObjectStore
 _IN_FLIGHT_BYTES = 72 << 20
 """What the clients of remote stores may hold of values on their way."""
 
+_FILES_READ = 2
+"""Reading a file that is in memory is copying it: two share that with summing up, more only wait for each other."""
+
 _COPIES = 2
 """Clients join what they get or send, so for a moment they hold it twice."""
 
@@ -18,10 +21,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def in_flight(store: ObjectStore, chunk_bytes: int) -> int:
+def in_flight(store: ObjectStore, chunk_bytes: int, *, writing: bool = False) -> int:
     """How many chunks are best read or written at once: as many as pay off on `store`, but bounded in memory. Files take none."""
     if "://" not in store.url:
-        return store.parallel
+        return store.parallel if writing else min(store.parallel, _FILES_READ)
     return max(1, min(store.parallel, _IN_FLIGHT_BYTES // (_COPIES * max(chunk_bytes, 1))))
 
 
