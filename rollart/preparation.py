@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import random
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rollart.config import Config, ConfigError, PolicySettings, TaskSettings
+from rollart import gguf
+from rollart.config import Config, ConfigError, TaskSettings
 from rollart.control.seeds import derive
 from rollart.environments import registry
 from rollart.environments.protocol import Scripted, StepResult
 from rollart.rewards import registry as rewards
+from rollart.rollout import chat_template
 from storage.errors import StoreError
 from storage.models.folders import upload_folder
+
+if TYPE_CHECKING:
+    from storage.models.model import Model
 
 
 def check_inputs(config: Config, prepared: bool = False) -> None:
@@ -36,17 +41,19 @@ def check_inputs(config: Config, prepared: bool = False) -> None:
         if config.warm_up.steps and config.warm_up.episodes.get(task.name) and not scripted:
             problems.append(f"warm_up.episodes.{task.name}: environment {task.environment!r} has no script() to play by; set it to 0")
     if config.policy.model is not None and not prepared:
-        problems += _problems_of_model(config.policy.model, config.run.storage_options, config.engine.max_length)
+        problems += _problems_of_model(config, config.policy.model)
     if problems:
         raise ConfigError("\n".join(problems))
 
 
-def _problems_of_model(location: str, storage_options: dict[str, Any], max_length: int) -> list[str]:
-    """What speaks against starting from the model at `location`: it isn't there or whole, or has no room for `max_length` tokens."""
+def _problems_of_model(config: Config, location: str) -> list[str]:
+    """What speaks against starting from the model at `location`: it isn't there or whole, or doesn't go with the rest of `config`."""
     from storage.models.model import Model
 
     try:
-        model = Model(location, storage_options)
+        model = Model(location, config.run.storage_options)
+        if model.gguf is not None:
+            return _problems_of_gguf(config, model)
         missing = [name for name in ("config.json", "tokenizer.json") if name not in model.names()]
         if missing:
             remedy = "give a folder of a Hugging Face causal language model, or a version that was published with these files"
@@ -58,8 +65,39 @@ def _problems_of_model(location: str, storage_options: dict[str, Any], max_lengt
         return [f"policy.model: {location}/config.json is no JSON object ({error}); give the folder of a Hugging Face causal language model"]
     text = said.get("text_config")
     positions = (text if isinstance(text, dict) else said).get("max_position_embeddings", said.get("n_positions"))
-    if isinstance(positions, int) and positions < max_length:
-        return [f"engine.max_length: {max_length} is over the {positions} positions of policy.model {model}; lower it"]
+    return [*_problems_of_positions(config, positions, model), *_problems_of_chat(config, lambda: chat_template.of_folder(model.names(), model.file))]
+
+
+def _problems_of_gguf(config: Config, model: Model) -> list[str]:
+    """The same for a GGUF model; of one that is not on this machine only whether it is there, since its header may be all over it."""
+    try:
+        gguf.check_packages(str(model))
+        model.names()
+        if "://" in str(model):
+            return []
+        said = gguf.header(Path(str(model)))
+    except ConfigError as error:
+        return [str(error)]
+    template = str(said.get(gguf.CHAT_TEMPLATE, ""))
+    return [*_problems_of_positions(config, gguf.max_positions(said), model), *_problems_of_chat(config, lambda: chat_template.of_text(template))]
+
+
+def _problems_of_positions(config: Config, positions: Any, model: Model) -> list[str]:
+    if isinstance(positions, int) and positions < config.engine.max_length:
+        return [f"engine.max_length: {config.engine.max_length} is over the {positions} positions of policy.model {model}; lower it"]
+    return []
+
+
+def _problems_of_chat(config: Config, template: Callable[[], chat_template.ChatTemplate]) -> list[str]:
+    """What speaks against the chat template, where one is asked for: it is not there, or cannot say what some task needs."""
+    if not config.policy.chat:
+        return []
+    try:
+        found = template()
+        for task in config.tasks:
+            found.check(task.system, task.max_turns)
+    except (ConfigError, StoreError) as error:
+        return [str(error)]
     return []
 
 
@@ -71,14 +109,21 @@ SAMPLE_EPISODES = 200
 """Episodes a task whose text a tiny policy's tokenizer learns from: enough to see every word of the shipped tasks."""
 
 
-def prepare_policy_task(policy: PolicySettings, tasks: Sequence[TaskSettings], seed: int, url: str, storage_options: dict[str, Any]) -> None:
-    """Writes the policy's folder to `url`: a copy of the one that the configuration names, or a tiny one made for the tasks' text."""
+def prepare_policy_task(config: Config, url: str, storage_options: dict[str, Any]) -> None:
+    """Writes the policy's folder to `url`: a copy of the one that the configuration names, what a GGUF file makes in the trainer's number
+    format, or a tiny one made for the tasks' text."""
     from rollart.policy import build_policy, load_config, load_tokenizer
 
+    policy = config.policy
     if policy.model is not None:
         from storage.models.model import Model
 
-        with Model(policy.model, storage_options).folder() as source:
+        model = Model(policy.model, storage_options)
+        with model.folder() as found, tempfile.TemporaryDirectory(prefix="rollart-policy-") as scratch:
+            source = found
+            if model.gguf is not None:
+                source = Path(scratch)
+                gguf.save_as_hugging_face(found / model.gguf, source, config.training.model.dtype)
             load_config(source)
             load_tokenizer(source)
             upload_folder(source, url, storage_options)
@@ -88,8 +133,8 @@ def prepare_policy_task(policy: PolicySettings, tasks: Sequence[TaskSettings], s
         raise ValueError("give either policy.model or policy.tiny")
     with tempfile.TemporaryDirectory(prefix="rollart-policy-") as scratch:
         folder = build_policy(
-            Path(scratch), episode_texts(tasks, seed), vocab=tiny.vocab, hidden=tiny.hidden_size, layers=tiny.layers, heads=tiny.heads,
-            feed_forward=tiny.intermediate_size, context=tiny.max_length,
+            Path(scratch), episode_texts(config.tasks, config.run.seed), vocab=tiny.vocab, hidden=tiny.hidden_size, layers=tiny.layers,
+            heads=tiny.heads, feed_forward=tiny.intermediate_size, context=tiny.max_length,
         )  # fmt: skip
         upload_folder(folder, url, storage_options)
 

@@ -44,6 +44,8 @@ def test_a_shipped_configuration_loads_and_names_what_exists(path: Path) -> None
         ("train.groups=2", "train.groups: 2 leaves a task out of 3 without a group"),
         ("run.deterministic=true", "run.deterministic: needs train.alpha 0"),
         ("policy.model=/some/folder", "give either policy.model or policy.tiny"),
+        ("policy.chat=true", "policy: policy.tiny has no chat template: set policy.chat to false"),
+        ("tasks.0.system=hello", "tasks.frozen_lake.system: needs policy.chat, which makes it a message"),
         ("tasks.nowhere.weight=2", "--set tasks.nowhere: there is no such entry"),
         ("train.steps", "--set train.steps: write a path, an equals sign and a value"),
         ("run.name=a/b", "run.name: string should match pattern"),

@@ -18,6 +18,12 @@ def project_requirements() -> list[str]:
     return project()["dependencies"] + project()["optional-dependencies"]["dev"]
 
 
+def extras() -> list[str]:
+    """Requirements of what an installation may have besides."""
+    optional = project()["optional-dependencies"]
+    return [text for name in ("lora", "smollm2", "stores") for text in optional[name]]
+
+
 def environment() -> list:
     return yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
 
@@ -47,7 +53,7 @@ def test_conda_installs_the_project_itself_within_the_lock():
 
 def test_the_lock_holds_every_requirement_at_a_version_that_the_project_takes():
     versions = locked()
-    for text in project_requirements() + project()["optional-dependencies"]["stores"]:
+    for text in project_requirements() + extras():
         requirement = Requirement(text)
         version = versions.get(canonicalize_name(requirement.name))
         assert version is not None, f"requirements.lock lacks {requirement.name}"
@@ -55,9 +61,14 @@ def test_the_lock_holds_every_requirement_at_a_version_that_the_project_takes():
 
 
 def test_every_dependency_is_pinned_exactly():
-    exact = project()["dependencies"] + project()["optional-dependencies"]["stores"]
+    exact = project()["dependencies"] + extras()
     loose = [text for text in exact if {s.operator for s in Requirement(text).specifier} != {"=="}]
     assert loose == []
+
+
+def test_the_lock_holds_the_package_of_the_real_models_weights():
+    config = yaml.safe_load((ROOT / "flows" / "configs" / "smollm2.yaml").read_text())
+    assert canonicalize_name(config["policy"]["model"].removeprefix("package:")) in locked()
 
 
 def test_the_lock_names_versions_only():

@@ -39,7 +39,9 @@ class Codec(Protocol):
 
     eos_ids: tuple[int, ...]
 
-    def encode(self, text: str, first: bool) -> list[int]: ...
+    def encode(self, text: str) -> list[int]: ...
+
+    def prompt(self, observations: Sequence[str], last: int | None = None, system: str = "") -> list[int]: ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
@@ -59,13 +61,15 @@ class Limits:
 
 @dataclass(slots=True)
 class EpisodeRunner:
-    """Plays attempts of one task. `current_version` is the newest version known here; over-age work stops at the next turn."""
+    """Plays attempts of one task. `current_version` is the newest version known here; over-age work stops at the next turn. `system` is
+    the message that a chat template puts before all others."""
 
     codec: Codec
     limits: Limits
     transform: SamplingTransform
     run_seed: int
     lineage: int
+    system: str = ""
     run_in: RunIn = "thread"
     window: StalenessWindow | None = None
     current_version: Callable[[], int] = lambda: NOT_SAMPLED
@@ -89,10 +93,10 @@ class EpisodeRunner:
         info: dict[str, Any] = {}
         seed = environment_seed(self.run_seed, attempt.episode)
         try:
-            observation = _text(await self._call(seconds, "reset", environment.reset, seed), "reset")
+            observations = [_text(await self._call(seconds, "reset", environment.reset, seed), "reset")]
             outcome: Outcome = "truncated"
             for turn in range(self.limits.max_turns):
-                prompt = self.codec.encode(observation, first=turn == 0)
+                prompt = self.codec.prompt(observations, segment.ids[-1] if turn else None, self.system)
                 room = self.limits.max_tokens - len(segment) - len(prompt)
                 if room < 1:
                     if turn == 0:  # nothing of the policy is in it: it can't be scored, and has no version to be as old as
@@ -111,7 +115,7 @@ class EpisodeRunner:
                 result = _stepped(await self._call(seconds, "step", environment.step, action))
                 segment.reward_last_turn(result.reward)
                 info = result.info
-                observation = result.observation
+                observations.append(result.observation)
                 if result.terminated or result.truncated:
                     outcome = "terminated" if result.terminated else "truncated"
                     break
@@ -208,7 +212,7 @@ class _ScriptedPlay:
     async def act(self, segment: Segment, turn: int, max_new_tokens: int, seconds: dict[str, float]) -> str:
         codec = self.runner.codec
         action = self.environment.script(self.rng)
-        ids = codec.encode(action, first=False)
+        ids = codec.encode(action)
         finish: FinishReason = "length"
         if len(ids) < max_new_tokens:
             ids, finish = [*ids, codec.eos_ids[0]], "stop"

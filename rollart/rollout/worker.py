@@ -42,6 +42,7 @@ class TaskPlan:
     transform: SamplingTransform
     run_in: RunIn
     engine_class: str
+    system: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class RolloutPlan:
     evaluation: SamplingTransform
     flush_s: float = 0.25
     flush_rows: int = 64
+    chat: bool = False
 
 
 @dataclass(slots=True)
@@ -87,7 +89,7 @@ class EnvironmentPlugin(WorkerPlugin):
     async def setup(self, worker: Worker) -> None:
         store = ObjectStore(self.plan.run_url, self.plan.storage_options)
         self.shared = _Shared(
-            Vocabulary(local_folder(self.plan.policy_folder, self.plan.storage_options)),
+            Vocabulary(local_folder(self.plan.policy_folder, self.plan.storage_options), self.plan.chat),
             TrajectoryWriter(store, self.plan.flush_s, self.plan.flush_rows),
             EngineClient(),
         )
@@ -124,6 +126,7 @@ class EnvironmentPlugin(WorkerPlugin):
             transform=plan.evaluation if attempt.episode.purpose == "evaluate" else task.transform,
             run_seed=plan.run_seed,
             lineage=plan.lineage,
+            system=task.system,
             run_in=task.run_in,
             window=plan.window if training else None,
             current_version=lambda: shared.newest,

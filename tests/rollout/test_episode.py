@@ -20,8 +20,15 @@ class Letters:
 
     eos_ids = (EOS,)
 
-    def encode(self, text: str, first: bool) -> list[int]:
-        ids, rest = ([2] if first else []), text
+    def __init__(self) -> None:
+        self.prompts: list[tuple[tuple[str, ...], int | None, str]] = []
+
+    def prompt(self, observations: Sequence[str], last: int | None = None, system: str = "") -> list[int]:
+        self.prompts.append((tuple(observations), last, system))
+        return ([2] if len(observations) == 1 else []) + self.encode(observations[-1])
+
+    def encode(self, text: str) -> list[int]:
+        ids, rest = [], text
         while rest:
             piece = "ab" if rest.startswith("ab") else rest[0]
             ids.append(100 if piece == "ab" else ord(piece) - ord("a") + 3)
@@ -84,6 +91,12 @@ async def test_a_trajectory_is_the_concatenation_of_what_was_sent_and_sampled() 
     assert trajectory.environment_reward == 6.0 and trajectory.version_span == (4, 5)
     assert trajectory.outcome == "terminated" and trajectory.info == {"n": 3, "action": "a", "actions": ["a", "a", "a"]}
     assert environment.seen == ["a"] * 3 and environment.closed == 1 and segment.transform.temperature == 0.7
+
+
+async def test_each_prompt_is_made_from_all_observations_the_last_id_and_the_system_message() -> None:
+    letters = Letters()
+    await runner(codec=letters, system="be brief").play(Echo(), ATTEMPT, Policy([0] * 3))
+    assert letters.prompts == [(("b",), None, "be brief"), (("b", "b"), EOS, "be brief"), (("b", "b", "b"), EOS, "be brief")]
 
 
 async def test_seeds_follow_from_the_attempt_alone_and_a_retry_draws_the_same() -> None:
