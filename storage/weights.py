@@ -266,8 +266,9 @@ class WeightStore:
     def verify(self, ref: Reference | None = None, *, progress: Progress | None = None) -> Verification:
         """Reads all that one version (default: every one) consists of, with those that its data needs, and checks every byte.
 
-        A few chunks are in memory at a time. `progress` hears the bytes that are checked and those there are. What is damaged is in
-        the result, not raised; VersionMissing or UnknownTag for a version that isn't there.
+        A few chunks are in memory at a time. `progress` hears the stored bytes that are checked and those there are; what changes come
+        to is looked at after that. What is damaged is in the result, not raised; VersionMissing or UnknownTag for a version that
+        isn't there.
         """
         return self._versioned.verify(ref, progress)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -23,6 +23,15 @@ def tensors_in(commit: Commit, array: str, number: int) -> tuple[str, ...]:
     for name, delta in commit.deltas.items():
         if delta.stream == array:
             spans += [(name, start, end) for start, end in _changed(delta, first, last)]
+    return _holders(commit, spans)
+
+
+def tensors_within(commit: Commit, array: str, first: int, last: int) -> tuple[str, ...]:
+    """Names, sorted, of the tensors that have any of values [first, last) of `array`, other names for them included."""
+    return _holders(commit, [(array, first, last)])
+
+
+def _holders(commit: Commit, spans: Sequence[tuple[str, int, int]]) -> tuple[str, ...]:
     owners = {
         name
         for name, tensor in commit.tensors.items()

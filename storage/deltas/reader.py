@@ -26,7 +26,8 @@ class Changes:
 
     def __init__(self, name: str, entry: DeltaEntry, stream: ArrayReader | None, version: Version, url: str) -> None:
         self.entry = entry
-        self._name, self._stream, self._version, self._url = name, stream, version, url
+        self.version = version
+        self._name, self._stream, self._url = name, stream, url
 
     @property
     def segments(self) -> int:
@@ -82,7 +83,7 @@ class Changes:
 
     def _damaged(self, segment: int, reason: str, tensor: str) -> Damaged:
         what = f"the change of segment {segment} of array {self._name}"
-        return Damaged(what=what, reason=reason, url=self._url, version=self._version, tensor=tensor)
+        return Damaged(what=what, reason=reason, url=self._url, version=self.version, tensor=tensor)
 
 
 class DeltaReader:

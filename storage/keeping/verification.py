@@ -22,6 +22,7 @@ from storage.format.index import ArrayEntry, ChunkEntry, ObjectEntry
 from storage.format.numbers import spelled
 from storage.keeping.lineages import Lineages
 from storage.keeping.orphans import Orphan, unclaimed
+from storage.keeping.results import wrong_results
 from storage.keeping.retirement import Retired, Retirements
 from storage.keeping.tags import Tags
 from storage.objects.info import ObjectInfo
@@ -106,6 +107,9 @@ class _Verifier:
         self._tally.total = sum(job.bytes for job in jobs)
         for damages in side_by_side(self._check, jobs, self._store.parallel):
             self._damages += damages
+        spoilt = {damage.version for damage in self._damages if damage.version is not None}
+        wrong = wrong_results(self._store, self._commits, spoilt)
+        self._damages += [Damage(layout.commit_path(one.version), one.reason, one.version, one.tensors) for one in wrong]
         retired = self._records() if wanted is None else []
         still = set(versions_in(self._store))
         lost = ((path, version) for path, version in self._tagged.items() if version is not None and version not in still)

@@ -15,7 +15,7 @@ BELOW = {
     "format": {"objects"},
     "arrays": {"objects", "format"},
     "deltas": {"objects", "format", "arrays"},
-    "keeping": {"objects", "format", "arrays"},
+    "keeping": {"objects", "format", "arrays", "deltas"},
     "peers": {"objects", "format"},
 }
 """Part -> the parts that it may import. `models`, and the modules beside the parts, are on top of all of these."""
