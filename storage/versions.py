@@ -211,7 +211,7 @@ class VersionedStore:
         if ref is None:
             return verify(self.store, None, progress)
         version = self.resolve(ref)
-        if not self.store.exists(layout.commit_path(version)):
+        if version not in self.versions():
             raise VersionMissing(version, self.store.url)
         return verify(self.store, [version], progress)
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from storage.arrays.extents import tensors_in
-from storage.errors import Damaged, ObjectMissing, StoreError, UnknownFormat, VersionMissing
+from storage.errors import Damaged, ObjectMissing, StoreError, StoreUnreachable, UnknownFormat, UnsafePath, VersionMissing
 from storage.format import layout, records
 from storage.format.checksums import block_sums, combined
 from storage.format.commit import Commit
@@ -94,6 +94,7 @@ class _Verifier:
         self._store = store
         self._damages: list[Damage] = []
         self._commits: dict[Version, Commit] = {}
+        self._unread: list[tuple[Version, StoreError]] = []
         self._tagged: dict[str, Version | None] = {}
         self._buffers = threading.local()
         self._tally = Tally(0, progress)
@@ -103,6 +104,8 @@ class _Verifier:
         versions = versions_in(self._store) if wanted is None else wanted
         for version in versions:
             self._read_chain(version)
+        for version, error in self._unread:
+            self._damages.append(Damage(layout.commit_path(version), self._unreadable(error), version))
         jobs = list(self._jobs())
         self._tally.total = sum(job.bytes for job in jobs)
         for damages in side_by_side(self._check, jobs, self._store.parallel):
@@ -147,7 +150,23 @@ class _Verifier:
             self._damages.append(Damage(path, needed, asked_by or version, lost))
         except (Damaged, UnknownFormat) as error:
             self._damages.append(Damage(path, _reason(error), version))
+        except (StoreUnreachable, UnsafePath) as error:
+            self._unread.append((version, error))
         return None
+
+    def _unreadable(self, error: StoreError) -> str:
+        """Why one object can't be read, a folder in its place for example; raises `error` if a commit can't be read any more either."""
+        known = next(iter(self._commits), None)
+        if not isinstance(error, UnsafePath):
+            if known is None:
+                raise error
+            try:
+                self._store.read(layout.commit_path(known))
+            except ObjectMissing:  # collected meanwhile, says a store that answers
+                pass
+            except StoreError:
+                raise error from error.__cause__
+        return f"can't be read: {error}"
 
     def _jobs(self) -> Iterator[_Job]:
         shared: dict[str, _Job] = {}
@@ -167,6 +186,8 @@ class _Verifier:
             reason = self._chunk_reason(job) if job.array is not None else self._object_reason(job)
         except ObjectMissing:
             reason = "is missing"
+        except (StoreUnreachable, UnsafePath) as error:
+            reason = self._unreadable(error)
         self._tally.add(job.bytes)
         if reason is None:
             return []
@@ -233,7 +254,9 @@ class _Verifier:
             return look()
         except (Damaged, UnknownFormat) as error:
             self._damages.append(Damage(path, _reason(error)))
-            return None
+        except (StoreUnreachable, UnsafePath) as error:
+            self._damages.append(Damage(path, self._unreadable(error)))
+        return None
 
     def _orphans(self, listed: list[ObjectInfo], retired: list[Retired]) -> list[Orphan]:
         """What belongs to no version; of one whose commit can't be read, nothing is called an orphan."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
 from storage.arrays.packing import pack
 from storage.checkpoints import CheckpointStore
-from storage.errors import UnknownTag, VersionMissing
+from storage.errors import StoreUnreachable, UnknownTag, VersionMissing
 from storage.format import layout
 from storage.format.commit import sealed
 from storage.keeping.retention import Retention
@@ -121,6 +122,49 @@ def test_a_file_that_versions_share_is_damage_to_each(weights):
     key = weights.commit(V1).files["config.json"].key
     weights.objects.write(key, b"[]")
     assert weights.verify().damages == (Damage(key, "has changed bytes", V0), Damage(key, "has changed bytes", V1))
+
+
+def put_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def put_link(path: Path) -> None:
+    path.rename(f"{path}-elsewhere")
+    path.symlink_to(f"{path}-elsewhere")
+
+
+@pytest.mark.parametrize("place", ["local"], indirect=True)
+@pytest.mark.parametrize("put_instead", [put_folder, put_link])
+def test_what_is_in_the_place_of_an_object_and_cannot_be_read_is_damage_of_that_object(weights, put_instead):
+    weights.tag("best", V0)
+    (document,) = (path for path in weights.objects.list("data") if path.endswith("said.json"))
+    (file,) = (entry.key for name, entry in weights.commit(V0).files.items() if name == "big.bin")
+    paths = [f"{folder(weights, V0)}/float32/c/1", f"{folder(weights, V1)}/float32/c/0", document, file]
+    paths += ["tags/best.json", layout.commit_path(V2)] if put_instead is put_link else []
+    for path in paths:
+        put_instead(Path(weights.url) / path)
+    found = weights.verify()
+    assert sorted({damage.path for damage in found.damages}) == sorted(paths)
+    assert all("can't be read" in damage.reason for damage in found.damages)
+    assert {damage.tensors for damage in found.damages if damage.path == paths[0]} == {("t2", "t3", "tied")}
+    if put_instead is put_link:
+        assert [damage.path for damage in weights.verify("0-2").damages] == [layout.commit_path(V2)]
+
+
+@pytest.mark.parametrize("place", ["memory"], indirect=True)
+def test_a_store_that_goes_away_as_a_whole_is_no_damage(weights, monkeypatch):
+    def gone(self, path, *_args):
+        raise StoreUnreachable(f"{path}: no route to host")
+
+    monkeypatch.setattr(type(weights.objects), "read_into", gone)
+    assert len({damage.path for damage in weights.verify().damages}) > 10  # while the commits can be read
+    read, left = type(weights.objects).read, iter(range(3))
+    monkeypatch.setattr(type(weights.objects), "read", lambda self, path: read(self, path) if next(left, None) is not None else gone(self, path))
+    with pytest.raises(StoreUnreachable, match="data/"):
+        weights.verify()
+    with pytest.raises(StoreUnreachable, match="commits/"):
+        weights.verify()
 
 
 def test_a_broken_chain_names_the_version_that_lost_it(weights):
