@@ -7,7 +7,8 @@ that it had kept turns out to be closed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import errno
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -33,7 +34,31 @@ class Client:
 
 
 def open_client(url: str, options: Mapping[str, Any]) -> Client:
-    """The client of `url`. What `options` say of time-outs and retries is kept. ValueError, ImportError or the client's own errors."""
+    """The client of `url`. What `options` say of time-outs and retries is kept. OSError, ImportError or the client's own errors."""
+    try:
+        return _open(url, options)
+    except (TypeError, AttributeError, ValueError) as error:
+        raise refusal(error, options) from error
+
+
+def refusal(error: Exception, options: Mapping[str, Any]) -> OSError:
+    """What a client stumbles over that is given options of names, types or values that it doesn't know; tells their names only."""
+    names = ", ".join(sorted(map(str, options))) or "none"
+    text = f": {error}"
+    if any(value in text for value in _texts(options)):
+        text = ""
+    return OSError(errno.EINVAL, f"the client can't make use of this URL with these options ({type(error).__name__}{text}); options given: {names}")
+
+
+def _texts(options: Mapping[str, Any]) -> Iterator[str]:
+    for value in options.values():
+        if isinstance(value, Mapping):
+            yield from _texts(value)
+        else:
+            yield str(value) or "''"
+
+
+def _open(url: str, options: Mapping[str, Any]) -> Client:
     protocol = url.partition("://")[0]
     if protocol in {"s3", "s3a"}:
         fs = _s3_class()(**_s3_options(options))

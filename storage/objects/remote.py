@@ -18,7 +18,7 @@ from fsspec.spec import AbstractFileSystem
 from fsspec.utils import tokenize
 
 from storage.objects import client_errors
-from storage.objects.clients import open_client
+from storage.objects.clients import open_client, refusal
 from storage.objects.info import ObjectInfo
 from storage.objects.retries import retried
 from storage.objects.spans import Bytes, Seen, spread, total
@@ -62,6 +62,7 @@ class RemoteObjects:
     def __init__(self, url: str, options: Mapping[str, Any], scrubbed: Callable[[str], str] = str) -> None:
         client = open_client(url, options)
         self._fs, self._root, self._kind = client.fs, client.root, client.kind
+        self._options = dict(options)
         self._scrubbed = scrubbed
         self.place = f"{self._kind} {self._root.partition('/')[0]} {tokenize(options)}"
         """Which server and bucket this is, as far as a process can tell its places apart; holds no credential."""
@@ -201,6 +202,10 @@ class RemoteObjects:
             return fsspec.asyn.sync(self._fs.loop, bounded)
         except ValueError as error:  # gcsfs's word for a request that the server calls invalid
             raise OSError(errno.EINVAL, str(error)) from error
+        except (TypeError, AttributeError) as error:  # s3fs and others look at most of their options only now
+            if not self._options:
+                raise
+            raise refusal(error, self._options) from error
 
     def _key(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root

@@ -60,10 +60,12 @@ class ObjectStore:
         self._url = str(url).rstrip("/") or "/"
         self._secrets = tuple(credentials.values(self._options))
         scheme = _SCHEME.match(self._url)
+        if not str(url).strip() or ("/" in str(url) and self._url.endswith(":")):  # neither the root of the disk nor a list of all buckets
+            raise StoreUnreachable(f"{str(url)!r} names no store: give a path, or a URL such as s3://bucket/run/weights")
         if "::" in self._url:
             raise StoreUnreachable(f"{self.url}: chained URLs aren't stores, since a cache between would hide new versions")
         self._backend: Backend
-        with self._translated("opening", also=ValueError):  # fsspec's word for a protocol or an option that it doesn't know
+        with self._translated("opening"):
             if scheme is None or scheme[1] in {"file", "local"}:
                 local = LocalObjects(self._url if scheme is None else self._url[scheme.end() :], durable=durable)
                 self._url = local.url
@@ -192,14 +194,14 @@ class ObjectStore:
         )
 
     @contextmanager
-    def _translated(self, doing: str, path: str = "", also: type[Exception] = OSError, needs_bucket: bool = False) -> Iterator[None]:
+    def _translated(self, doing: str, path: str = "", needs_bucket: bool = False) -> Iterator[None]:
         where = f"{self.url}/{path}" if path else self.url
         self._check_process(doing, path)
         try:
             yield
         except StoreError:
             raise
-        except (also, *client_errors.client_errors()) as error:
+        except client_errors.client_errors() as error:
             if isinstance(error, FileNotFoundError) and not needs_bucket and client_errors.s3_code(error) != "NoSuchBucket":
                 raise ObjectMissing(self._scrubbed(f"{where} doesn't exist ({doing} it)")) from self._cause(error)
             text = f"{doing} {where} failed: {type(error).__name__}: {error}{client_errors.advice(error)}"

@@ -11,6 +11,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from storage.errors import StoreUnreachable
 from storage.keeping.retention import Retention
+from storage.objects.clients import refusal
 from storage.objects.store import ObjectStore
 from storage.version import Version
 from storage.weights import WeightStore
@@ -75,3 +76,33 @@ def test_a_server_that_is_not_there_has_no_empty_listing(monkeypatch):
     monkeypatch.setattr("storage.objects.retries.FIRST_PAUSE_S", 0.001)
     with pytest.raises(StoreUnreachable, match=r"127\.0\.0\.1"):
         WeightStore("http://127.0.0.1:1/x").versions()
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "said"),
+    [
+        ("s3://bucket/x", {"zzz": "its-value", "key": "k-value", "secret": "s-value"}, "options given: key, secret, zzz"),
+        ("s3://bucket/x", {"config_kwargs": 5}, "options given: config_kwargs"),
+        ("s3://bucket/x", {"config_kwargs": {"zzz": "its-value"}}, "options given: config_kwargs"),
+        ("s3://bucket/x", {"client_kwargs": 5}, "options given: client_kwargs"),
+        ("gs://bucket/x", {"token": 5}, "options given: token"),
+        ("http://127.0.0.1:1/x", {"zzz": "its-value"}, "options given: zzz"),
+        ("failing:///x", {"no_such_module": 1, "protocol": object}, "options given: no_such_module, protocol"),
+        ("nosuch://x", {"zzz": "its-value"}, "nosuch.*options given: zzz"),
+    ],
+)
+def test_options_that_a_client_refuses_are_one_error_that_has_their_names_and_not_their_values(failing, url, options, said):
+    with pytest.raises(StoreUnreachable, match=said) as caught:
+        ObjectStore(url, options).list()
+    assert "-value" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_option_that_the_client_quotes_is_not_quoted_again():
+    assert str(refusal(ValueError("invalid: 'its-value'"), {"port": "its-value"})).endswith("(ValueError); options given: port")
+
+
+@pytest.mark.parametrize("url", ["", "  ", "s3://", "memory:///", "file://", "file:///"])
+def test_a_url_that_names_nothing_is_refused_and_means_no_root(url):
+    for opened in (ObjectStore, WeightStore):
+        with pytest.raises(StoreUnreachable, match="names no store"):
+            opened(url)
