@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from io import FileIO
 
 import numpy as np
 
@@ -32,11 +34,12 @@ class LocalObjects:
         return self._root
 
     def read(self, path: str) -> bytes:
-        return Path(self._file(path)).read_bytes()
+        with self._opened(path) as file:
+            return file.readall()
 
     def read_into(self, path: str, buffers: Sequence[Bytes], start: int, seen: Seen | None = None) -> int:
         """Fills `buffers` from byte `start`; the object's whole size in bytes."""
-        with open(self._file(path), "rb", buffering=0) as file:
+        with self._opened(path) as file:
             fill(file.fileno(), buffers, start, seen)
             return os.fstat(file.fileno()).st_size
 
@@ -87,6 +90,14 @@ class LocalObjects:
                 shutil.rmtree(target)
             else:
                 os.unlink(target)
+
+    def _opened(self, path: str) -> FileIO:
+        """The file, open for reading; OSError for anything else of its name: opening a pipe would wait for a writer, and for ever."""
+        file = FileIO(self._file(path), opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            file.close()
+            raise OSError(errno.EINVAL, "it isn't a regular file")
+        return file
 
     def _file(self, path: str) -> str:
         full = os.path.join(self._root, path)

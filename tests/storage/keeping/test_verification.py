@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -129,13 +130,18 @@ def put_folder(path: Path) -> None:
     path.mkdir()
 
 
+def put_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 def put_link(path: Path) -> None:
     path.rename(f"{path}-elsewhere")
     path.symlink_to(f"{path}-elsewhere")
 
 
 @pytest.mark.parametrize("place", ["local"], indirect=True)
-@pytest.mark.parametrize("put_instead", [put_folder, put_link])
+@pytest.mark.parametrize("put_instead", [put_folder, put_link, put_pipe])
 def test_what_is_in_the_place_of_an_object_and_cannot_be_read_is_damage_of_that_object(weights, put_instead):
     weights.tag("best", V0)
     (document,) = (path for path in weights.objects.list("data") if path.endswith("said.json"))

@@ -114,6 +114,18 @@ def test_a_link_that_leaves_the_store_is_refused(tmp_path):
             store.read(path)
 
 
+@pytest.mark.parametrize("put", [os.mkfifo, os.mkdir])
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path, put):
+    put(tmp_path / "x")
+    store = ObjectStore(str(tmp_path))
+    for read in (store.read, lambda path: store.read_into(path, np.empty(4, dtype=np.uint8))):
+        with pytest.raises(StoreUnreachable, match=r"reading .*/x failed"), ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(read, "x")
+            if not wait([reading], timeout=5).done:
+                os.close(os.open(tmp_path / "x", os.O_WRONLY | os.O_NONBLOCK))  # lets a reader go that waits
+            reading.result()
+
+
 def test_a_child_is_the_store_of_what_is_under_it(objects):
     child = objects.child("run/weights")
     child.write("x", b"1")
