@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from functools import partial
@@ -18,6 +19,7 @@ from storage.arrays.selection import Slices
 from storage.arrays.unpacking import NO_SLICES
 from storage.arrays.writing import new_attempt
 from storage.delta_writer import DeltaWriter
+from storage.errors import Damaged, VersionMissing
 from storage.format.commit import JSON, Commit
 from storage.keeping.collection import Collection, collect
 from storage.keeping.following import Follower, follow, follow_async
@@ -30,11 +32,16 @@ from storage.objects.store import ObjectStore
 from storage.parted import PartedVersions
 from storage.progress import Progress
 from storage.publication import Publication, Publisher
-from storage.refs import Reference
+from storage.refs import NEWEST, Reference
 from storage.version import Version
 from storage.versions import VersionedStore
 
 __all__ = ["Commit", "JSON", "Publication", "Shard", "WeightStore", "new_attempt"]
+
+_NEWEST_TRIES = 4
+"""How often a pull of the newest version begins: each time again only if a whole one was published, and that one collected, meanwhile."""
+
+_log = logging.getLogger(__name__)
 
 _NOTHING: Mapping[str, JSON] = MappingProxyType({})
 _NO_FILES: Mapping[str, bytes] = MappingProxyType({})
@@ -167,18 +174,31 @@ class WeightStore:
         `slices` cuts tensors by name, as between brackets: ints, slices of step 1 and tuples of them; rows cost their own bytes, columns
         at most those of their rows. Tensors in `out` are read into those given there, of the shape and type of what is read, on any
         device; the others are new, on `device` (default: CPU). Tied tensors come back as one if they are cut alike. VersionMissing,
-        Damaged, UnknownFormat, UnknownTensor, SliceRefused or TensorMismatch; after an error the content of `out` is undefined.
+        Damaged, UnknownFormat, UnknownTensor, SliceRefused or TensorMismatch; after an error the content of `out` is undefined. Where
+        the newest is asked for and is collected meanwhile, the one that is the newest then is pulled, after a few times an error.
 
         `base` says that `out` holds all of that version. If it is on the `chain` of the one that is pulled, only the changes since are
         read, and applied in place; if not, all is read into `out`. Either way every value is checked: Damaged if `out` held something
         else. ValueError together with `names`, `slices` or `device`.
         """
-        commit = self.commit(self._versioned.resolve(version))
-        if base is None:
-            return self._versioned.tensors(commit, names, slices=slices, device=device, out=out or {})
-        if names is not None or slices or device is not None:
+        if base is not None and (names is not None or slices or device is not None):
             raise ValueError("pull: with base, out is brought from one whole version to another; leave out names, slices and device, or base")
-        return self._versioned.updated(commit, base, out or {})
+        asked = None if names is None else list(names)
+        attempt = 1
+        while True:
+            found = self._versioned.resolve(version)
+            try:
+                commit = self.commit(found)
+                if base is not None:
+                    return self._versioned.updated(commit, base, out or {})
+                return self._versioned.tensors(commit, asked, slices=slices, device=device, out=out or {})
+            except (VersionMissing, Damaged) as error:
+                # (Changes that were applied in part can't be applied again.)
+                anew = (version is None or version == NEWEST) and attempt < _NEWEST_TRIES and (base is None or isinstance(error, VersionMissing))
+                if not anew or found in self.versions():
+                    raise
+                attempt += 1
+                _log.warning("%s of %s was collected while it was pulled; attempt %d of %d follows", found, self.url, attempt, _NEWEST_TRIES)
 
     def chain(self, version: Version) -> list[Version]:
         """The versions whose data `version` needs: itself, then the one that it holds changes of, down to a full one.
