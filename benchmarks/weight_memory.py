@@ -20,7 +20,7 @@ DOINGS = ("publish", "publish_background", "pull")
 def peak_ratio(doing: str, state: str, url: str, options: dict[str, Any]) -> float:
     """Peak memory of `doing`, one of `DOINGS`, over the state's size. A pull reads version 0-0, which has to be there."""
     request = json.dumps([doing, state, url, options])
-    done = subprocess.run([sys.executable, "-m", __name__], input=request, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-m", __name__], input=request, stdout=subprocess.PIPE, text=True, check=True)
     return float(done.stdout.splitlines()[-1])
 
 
@@ -29,7 +29,7 @@ def _measure(doing: str, name: str, url: str, options: dict[str, Any]) -> float:
     store = WeightStore(url, options)
     # What the first call of anything imports and keeps isn't the operation's.
     small = {"warm": next(iter(state.values()))[:64].clone()}
-    aside = WeightStore(f"{url}-warm", options)
+    aside = WeightStore(f"{url}-warm-{doing}", options)
     aside.publish(small, version=Version(0, 0), background=False)
     aside.pull(Version(0, 0), out={"warm": small["warm"].clone()})
     out = touched(state) if doing == "pull" else {}
