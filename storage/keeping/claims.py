@@ -15,6 +15,7 @@ def claim(store: ObjectStore, path: str, version: Version, fields: Mapping[str, 
     """Puts the record of a claim on `version` at `path`, in place of any that was there.
 
     VersionMissing, and nothing is written, if there is no such version; if it is collected at this very moment, no record is left.
+    StoreUnreachable.
     """
     commit = layout.commit_path(version)
     if store.exists(commit):
@@ -23,4 +24,5 @@ def claim(store: ObjectStore, path: str, version: Version, fields: Mapping[str, 
         if store.exists(commit):
             return
         store.delete(path)
+    store.list(layout.COMMITS)  # (raises where there is no bucket, which looks the same to one who asks for an object)
     raise VersionMissing(version, store.url)

@@ -53,6 +53,6 @@ class Tags:
     def remove(self, name: str) -> None:
         """Takes tag `name` away; UnknownTag if there is none."""
         path = layout.tag_path(checked_tag(name))
-        if not self._store.exists(path):
+        if path not in self._store.list(layout.TAGS):  # (a listing tells a tag that isn't there from a bucket that isn't)
             raise UnknownTag(f"{self._store.url} has no tag {name!r}; tags() lists those it has")
         self._store.delete(path)

@@ -106,3 +106,10 @@ def test_a_url_that_names_nothing_is_refused_and_means_no_root(url):
     for opened in (ObjectStore, WeightStore):
         with pytest.raises(StoreUnreachable, match="names no store"):
             opened(url)
+
+
+def test_a_bucket_that_is_not_there_is_no_missing_version_or_tag(s3):
+    weights = WeightStore("s3://no-such-bucket/run", s3)
+    for call in (lambda: weights.tag("best", "0-0"), lambda: weights.untag("best"), lambda: weights.lease("0-0", 60).__enter__()):
+        with pytest.raises(StoreUnreachable, match="no-such-bucket"):
+            call()
