@@ -5,7 +5,8 @@ from __future__ import annotations
 from storage.version import Version
 
 __all__ = [
-    "BadReference", "ConditionIgnored", "Damaged", "FolderRefused", "ForkedStore", "LeaseExpired", "ObjectMissing", "PartsMissing",
+    "BadReference", "ConditionIgnored", "Damaged", "DeviceRefused", "FolderRefused", "ForkedStore", "LeaseExpired", "ObjectMissing",
+    "PartRefused", "PartsMissing",
     "PublishTooLong", "ShardsRefused", "SliceRefused", "StoreError", "StoreUnreachable", "TensorMismatch", "UnknownFile", "UnknownFormat",
     "UnknownTag", "UnknownTensor", "UnsafePath", "UnsupportedTensor", "VersionDiffers", "VersionMissing", "VersionPassed", "VersionTaken",
 ]  # fmt: skip
@@ -76,6 +77,10 @@ class TensorMismatch(StoreError, ValueError):
     """A tensor to read into has another shape or type than the stored one."""
 
 
+class DeviceRefused(StoreError, ValueError):
+    """A device that tensors can't be read to: there is no such one, or this process has no use of it."""
+
+
 class SliceRefused(StoreError, IndexError):
     """A part of a tensor that it doesn't have, or that can't be asked for: out of range, in steps, of too many dimensions."""
 
@@ -130,6 +135,10 @@ class PublishTooLong(StoreError):
             "swept: publish it again, and less at once or to a faster store if it wasn't the machine that slept"
         )
         self.version = version
+
+
+class PartRefused(StoreError, ValueError):
+    """A part of a version that can't be: of no rank that there is, or of an attempt that isn't spelled like one."""
 
 
 class PartsMissing(StoreError):

@@ -9,10 +9,10 @@ from types import MappingProxyType
 from storage.arrays.packing import Packed
 from storage.arrays.parts import Part, Shard, decode_part, encode_part, held_tensors, merged, part_key
 from storage.arrays.writing import write_arrays
-from storage.errors import ObjectMissing, PartsMissing, ShardsRefused
+from storage.errors import ObjectMissing, PartRefused, PartsMissing, ShardsRefused
 from storage.format import layout
 from storage.format.commit import FORMAT, JSON, Commit
-from storage.format.index import check_attempt
+from storage.format.index import IndexRefused, check_attempt
 from storage.format.whole_objects import put_object
 from storage.model_files import check_file_names, put_files
 from storage.objects.parallel import side_by_side
@@ -31,9 +31,9 @@ class PartedVersions:
 
     def write(self, packed: Packed, version: Version, attempt: str, rank: int, ranks: int, shards: Mapping[str, Shard]) -> None:
         """Writes a rank's arrays, whose names end in `array_suffix(rank)`, then its record. See `WeightStore.publish_part`."""
-        check_attempt(attempt)
-        if not 0 <= rank < ranks:
-            raise ValueError(f"there is no rank {rank} among {ranks} ranks: they count from 0")
+        _check(attempt, ranks)
+        if type(rank) is not int or not 0 <= rank < ranks:
+            raise PartRefused(f"there is no rank {rank!r} among {ranks} ranks: they are numbers that count from 0")
         held = held_tensors(packed, shards)
         self._versioned.check_free(version)
         started = time.time()
@@ -53,7 +53,7 @@ class PartedVersions:
         documents: Mapping[str, bytes] = _NO_BYTES,
     ) -> Commit:
         """Makes one commit of the ranks' records. See `WeightStore.commit_parts`."""
-        check_attempt(attempt)
+        _check(attempt, ranks)
         check_file_names(files)
         self._versioned.check_free(version)
         parts = self._read(version, attempt, ranks)
@@ -79,8 +79,6 @@ class PartedVersions:
         return self._versioned.make(commit, min(part.started for part in parts))
 
     def _read(self, version: Version, attempt: str, ranks: int) -> list[Part]:
-        if ranks < 1:
-            raise ValueError(f"a version can't be made of the parts of {ranks} ranks")
         store = self._versioned.store
         prefix = layout.data_prefix(version, attempt)
 
@@ -101,3 +99,13 @@ class PartedVersions:
             if one.ranks != ranks:
                 raise ShardsRefused(f"rank {one.rank} wrote its part of version {version} as one of {one.ranks} ranks, and {ranks} are committed")
         return parts
+
+
+def _check(attempt: str, ranks: int) -> None:
+    """PartRefused unless so many ranks can write parts of such an attempt."""
+    if type(ranks) is not int or ranks < 1:
+        raise PartRefused(f"a version can't be made of the parts of {ranks!r} ranks: give their number")
+    try:
+        check_attempt(attempt)
+    except (IndexRefused, TypeError) as error:
+        raise PartRefused(f"{attempt!r:.60} can't be an attempt, which new_attempt() makes once for all ranks: {error}") from error

@@ -137,7 +137,7 @@ class WeightStore:
 
         `attempt` comes from `new_attempt()`, once for all ranks. Tensors in `shards` are boxes of larger ones; others are whole. One
         rank has to write each value: leave out what another one writes. ShardsRefused for a shard outside of its tensor;
-        VersionTaken, VersionPassed, UnsupportedTensor, StoreUnreachable.
+        PartRefused for a rank or an attempt that can't be; VersionTaken, VersionPassed, UnsupportedTensor, StoreUnreachable.
         """
         self._parts.write(pack(state, copy=False, suffix=array_suffix(rank)), version, attempt, rank, ranks, shards)
 
@@ -154,7 +154,7 @@ class WeightStore:
         """Makes `version` exist, of the parts that `ranks` ranks have written as `attempt`; one process calls this, once.
 
         PartsMissing names the ranks that haven't; they may still do so. ShardsRefused names a tensor that isn't made up exactly once.
-        VersionTaken, VersionPassed, PublishTooLong.
+        PartRefused, VersionTaken, VersionPassed, PublishTooLong.
         """
         said = _json(metadata)
         return self._parts.commit(version, attempt, ranks, parent=parent, metadata=said, files=files).version
@@ -174,7 +174,7 @@ class WeightStore:
         `slices` cuts tensors by name, as between brackets: ints, slices of step 1 and tuples of them; rows cost their own bytes, columns
         at most those of their rows. Tensors in `out` are read into those given there, of the shape and type of what is read, on any
         device; the others are new, on `device` (default: CPU). Tied tensors come back as one if they are cut alike. VersionMissing,
-        Damaged, UnknownFormat, UnknownTensor, SliceRefused or TensorMismatch; after an error the content of `out` is undefined. Where
+        Damaged, UnknownFormat, UnknownTensor, SliceRefused, DeviceRefused or TensorMismatch; after an error `out` is undefined. Where
         the newest is asked for and is collected meanwhile, the one that is the newest then is pulled, after a few times an error.
 
         `base` says that `out` holds all of that version. If it is on the `chain` of the one that is pulled, only the changes since are

@@ -11,7 +11,7 @@ import torch
 from storage.arrays.chunks import ArrayReader
 from storage.arrays.reading import Source, Target, check_sizes, read_targets
 from storage.arrays.selection import Selection, Slices, all_of, selected
-from storage.errors import TensorMismatch, UnknownTensor
+from storage.errors import DeviceRefused, TensorMismatch, UnknownTensor
 from storage.format.boxes import Box, box_at, common, sizes, whole, within
 from storage.format.commit import Commit
 from storage.format.dtypes import ITEMSIZE, TORCH_OF, name_of
@@ -48,9 +48,10 @@ class Unpacker:
         given there.
 
         New tensors are contiguous and on `device` (default: CPU); tensors that were tied come back as one if they are cut alike.
-        UnknownTensor for a name that the version lacks, SliceRefused, TensorMismatch if an `out` has another shape or type,
-        Damaged if stored bytes do. After an error the content of `out` is undefined.
+        UnknownTensor for a name that the version lacks, SliceRefused, DeviceRefused, TensorMismatch if an `out` has another
+        shape or type, Damaged if stored bytes do. After an error the content of `out` is undefined.
         """
+        _check_device(device)
         index = self._commit.tensors
         asked = list(index) if names is None else list(dict.fromkeys(names))
         for name in (*asked, *slices, *out):
@@ -112,7 +113,17 @@ def _given(source: torch.Tensor, target: torch.Tensor | None) -> torch.Tensor:
     return target
 
 
+def _check_device(device: torch.device | str | None) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:  # the second is torch's word for a device that its build doesn't have
+        said = str(error).partition("\n")[0]
+        raise DeviceRefused(f"no tensor can be read to device {device!r} in this process: {said}") from error
+
+
 def check_fits(name: str, tensor: torch.Tensor, entry: TensorEntry, selection: Selection) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TensorMismatch(f"tensor {name!r} can't be read into a {type(tensor).__name__}: give a tensor of its shape and type")
     if (name_of(tensor.dtype), tuple(tensor.shape)) != (entry.dtype, selection.shape) or tensor.is_meta:
         raise TensorMismatch(
             f"tensor {name!r} is {entry.dtype} {list(selection.shape)}, and can't be read into {name_of(tensor.dtype)} {list(tensor.shape)}"

@@ -18,6 +18,7 @@ import zarr
 from storage.arrays.packing import pack
 from storage.errors import (
     Damaged,
+    DeviceRefused,
     ForkedStore,
     PublishTooLong,
     StoreUnreachable,
@@ -412,6 +413,17 @@ def test_new_tensors_are_made_on_the_device_that_is_asked_for(weights):
     assert all(tensor.is_meta for tensor in weights.pull(device="meta").values())
     with pytest.raises(TensorMismatch, match="on meta"):
         weights.pull(out={"w": torch.zeros(3, 4, device="meta")})
+
+
+@pytest.mark.parametrize("place", ["memory"], indirect=True)
+def test_a_device_that_is_not_there_and_an_out_that_is_no_tensor_are_refused(weights):
+    weights.publish({"w": torch.randn(3)}, step=0, background=False)
+    for device in ("cuda:99", "nosuch", 1.5):
+        with pytest.raises(DeviceRefused, match=str(device)):
+            weights.pull(device=device)
+    for how in ({}, {"base": weights.newest()}):
+        with pytest.raises(TensorMismatch, match="'w' can't be read into a list"):
+            weights.pull(out={"w": [1.0]}, **how)
 
 
 def test_after_a_fork_every_call_says_so_and_none_hangs(tmp_path):

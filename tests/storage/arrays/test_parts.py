@@ -17,7 +17,7 @@ from torch.distributed.tensor import Shard as Split
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from storage.arrays.distributed_tensors import own_part
-from storage.errors import Damaged, PartsMissing, PublishTooLong, ShardsRefused, UnsupportedTensor, VersionPassed, VersionTaken
+from storage.errors import Damaged, PartRefused, PartsMissing, PublishTooLong, ShardsRefused, UnsupportedTensor, VersionPassed, VersionTaken
 from storage.format import layout
 from storage.format.dtypes import TORCH_OF
 from storage.version import Version
@@ -157,11 +157,15 @@ def test_a_shard_outside_of_its_tensor_is_refused_before_anything_is_written(wei
 
 def test_what_cannot_be_a_rank_or_an_attempt_is_refused(tmp_path):
     weights = WeightStore(str(tmp_path))
-    for rank, ranks, attempt in ((2, 2, "0" * 32), (-1, 2, "0" * 32), (0, 1, "../" * 10 + "xx"), (0, 1, "")):
-        with pytest.raises(ValueError, match=r"rank|attempt"):
+    good = "0" * 32
+    ranks_and_attempts = [(2, 2, good), (-1, 2, good), (True, 2, good), (0, True, good), ("0", 1, good), (0, "1", good)]
+    for rank, ranks, attempt in [*ranks_and_attempts, (0, 1, "../" * 10 + "xx"), (0, 1, ""), (0, 1, 5)]:
+        with pytest.raises(PartRefused, match=r"rank|attempt"):
             weights.publish_part({}, version=V0, attempt=attempt, rank=rank, ranks=ranks)
-    with pytest.raises(ValueError, match="0 ranks"):
-        weights.commit_parts(V0, "0" * 32, 0)
+    for attempt, ranks in ((good, 0), (good, True), ("bad", 1)):
+        with pytest.raises(PartRefused, match=r"ranks|'bad' can't be an attempt"):
+            weights.commit_parts(V0, attempt, ranks)
+    assert weights.objects.list() == []
     weights.publish_part({}, version=V0, attempt="0" * 32, rank=0, ranks=2)
     with pytest.raises(ShardsRefused, match="one of 2 ranks, and 1 are committed"):
         weights.commit_parts(V0, "0" * 32, 1)
