@@ -75,7 +75,15 @@ class TrainerGroup(Trainer):
         return found
 
     async def _together(self, name: str, task: Callable[..., Any], *args: Any) -> Any:
-        """What rank 0 has of a step that all take, once, however often the group is formed anew meanwhile."""
+        """What rank 0 has of a step that all take, once, however often the group is formed anew meanwhile.
+
+        Whoever waits for it may be cancelled, the step is not: some ranks would take it, and wait for those that don't.
+        """
+        step = asyncio.ensure_future(self._take(name, task, *args))
+        step.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may be that nobody waits any more
+        return await asyncio.shield(step)
+
+    async def _take(self, name: str, task: Callable[..., Any], *args: Any) -> Any:
         async with self._turn:
             if len(self._members) < self._wanted and not self._sharded and await self._spares(self._members):
                 await self._form_again("a worker is there for a rank that was lost")
