@@ -13,10 +13,14 @@ import pytest
 
 from rollart.training.metrics import StepMetrics
 from rollart.training.process_group import open_store
+from rollart.training.ranks import ALONE
 from rollart.training.settings import LearnerSettings
 from rollart.types import Batch, Group, Member, Receipt, Score, Trajectory
+from storage.arrays.writing import new_attempt
+from storage.version import Version
+from storage.weights import WeightStore
 from tests.training.conftest import make_trajectories_of
-from tests.training.rank_process import Case, Found, Numbers, alone, main
+from tests.training.rank_process import Case, Found, Numbers, carry_out, go_on, main
 
 NAMES = ["plain", "rich", "valued", "narrow", "sharded", "sharded_rich", "sharded_valued", "sharded_narrow", "sharded_bfloat16"]
 EXACT = [n for n in NAMES if not n.endswith(("narrow", "bfloat16"))]
@@ -67,12 +71,19 @@ def cases(gpt2: Path) -> dict[str, Case]:
 
 
 @pytest.fixture(scope="module")
-def together(cases: dict[str, Case]) -> Iterator[list[dict[tuple[str, int], Found]]]:
-    """What each of three processes found, by case and number of ranks."""
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where the ranks save their parts."""
+    return str(tmp_path_factory.mktemp("saved"))
+
+
+@pytest.fixture(scope="module")
+def sent(cases: dict[str, Case], url: str) -> Iterator[list[Any]]:
+    """What each of three processes found, by case and number of ranks, and the weights that they came to from two ranks' checkpoint."""
     store = open_store("127.0.0.1")
+    attempt = new_attempt()
     spawn = multiprocessing.get_context("spawn")
     pipes = [spawn.Pipe(duplex=False) for _ in range(3)]
-    processes = [spawn.Process(target=main, args=(rank, store.port, cases, sender)) for rank, (_, sender) in enumerate(pipes)]
+    processes = [spawn.Process(target=main, args=(rank, store.port, cases, url, attempt, sender)) for rank, (_, sender) in enumerate(pipes)]
     try:
         for process in processes:
             process.start()
@@ -85,8 +96,13 @@ def together(cases: dict[str, Case]) -> Iterator[list[dict[tuple[str, int], Foun
 
 
 @pytest.fixture(scope="module")
+def together(sent: list[Any]) -> list[dict[tuple[str, int], Found]]:
+    return [found for found, _ in sent]
+
+
+@pytest.fixture(scope="module")
 def expected(cases: dict[str, Case]) -> dict[str, Found]:
-    return {name: alone(case) for name, case in cases.items()}
+    return {name: carry_out(case, ALONE) for name, case in cases.items()}
 
 
 def apart(found: dict[str, Numbers], wanted: dict[str, Numbers]) -> float:
@@ -137,3 +153,22 @@ def test_each_trajectory_is_read_by_one_rank(together: Any, cases: dict[str, Cas
     read = [row for rank in range(count) for row in together[rank]["plain", count].read]
     assert sorted(read) == sorted(2 * list(range(len(cases["plain"].trajectories))))
     assert all(together[rank]["plain", count].read for rank in range(count))
+
+
+def test_what_two_ranks_save_three_ranks_and_one_go_on_from(sent: Any, cases: dict[str, Case], url: str) -> None:
+    alone = go_on(cases["sharded"], ALONE, url)
+    for _, resumed in sent:
+        assert apart(resumed, alone) <= 1e-9
+    assert apart(alone, carry_out(replace(cases["sharded"], supervised=[]), ALONE).weights) <= 1e-9
+
+
+def test_two_ranks_publish_a_version_that_is_pulled_like_any_other(sent: Any, cases: dict[str, Case], url: str) -> None:
+    store = WeightStore(f"{url}/weights")
+    case = replace(cases["sharded"], supervised=[], batches=cases["sharded"].batches[:1])
+    wanted = carry_out(case, ALONE).weights
+    found = store.pull(Version(0, 1))
+    assert apart({name: value.double().numpy() for name, value in found.items()}, wanted) <= 1e-9
+    name = max(wanted, key=lambda n: wanted[n].size)
+    rows = store.pull(Version(0, 1), names=[name], slices={name: slice(1, 4)})[name]
+    assert np.array_equal(rows.double().numpy(), found[name][1:4].double().numpy())
+    assert any(tensor.shards for tensor in store.commit(Version(0, 1)).tensors.values())
