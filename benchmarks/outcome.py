@@ -19,6 +19,10 @@ from benchmarks.machine import describe, title
 RESULTS = Path(__file__).parent / "results"
 
 
+_MOST_COLUMNS = 4
+"""More ways than this stand below each other, else a terminal cuts them short."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """`rows`: one flat mapping an observation, one or more; the first entry names the way, floats are figures.
@@ -80,11 +84,14 @@ def show(benchmark: Benchmark, outcome: Outcome, machine: Mapping[str, Any]) -> 
     figures = [name for name in others if isinstance(outcome.rows[0][name], float)]
     table = Table(title=benchmark.claim, caption=title(dict(machine)), title_justify="left", caption_justify="left")
     groups = list(dict.fromkeys(row[first] for row in outcome.rows))
-    for column in ("median (least to most)", *map(str, groups)):
-        table.add_column(column)
-    for name in figures:
-        values = ([row[name] for row in outcome.rows if row[first] == group] for group in groups)
-        table.add_row(name.replace("_", " "), *map(spread, values))
+    values = {(group, name): spread([row[name] for row in outcome.rows if row[first] == group]) for group in groups for name in figures}
+    many = len(groups) > _MOST_COLUMNS
+    table.add_column("median (least to most)")
+    for column in figures if many else groups:
+        table.add_column(str(column).replace("_", " "))
+    for line in groups if many else figures:
+        cells = [values[(line, other) if many else (other, line)] for other in (figures if many else groups)]
+        table.add_row(str(line).replace("_", " "), *cells)
     console.print(table)
     for name, value in outcome.headline.items():
         console.print(f"{name.replace('_', ' ')}: {value:,.4g}")

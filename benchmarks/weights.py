@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
@@ -39,6 +40,7 @@ def rounds(where: str, ways: Mapping[str, Opener], size: str, url: str, options:
     for number in range(count):
         for way, kind in list(ways.items())[:: 1 if number % 2 else -1]:
             store = kind(f"{url}/{way}-{uuid.uuid4().hex[:8]}", options)
+            os.sync()  # or the disk would still be busy with what the way before has left or removed
             begun = time.perf_counter()
             store.publish(state)
             published = time.perf_counter()
