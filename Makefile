@@ -49,7 +49,7 @@ stores: $(INSTALLED) $(SERVERS)
 
 faults: $(INSTALLED)
 	$(BIN)/pytest -m "slow or not slow" tests/faults $(ARGS)
-	$(BIN)/pytest -m slow tests/integration $(ARGS)
+	$(BIN)/pytest -m slow tests/integration tests/engines tests/training $(ARGS)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks --quick $(ARGS)

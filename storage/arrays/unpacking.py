@@ -51,7 +51,8 @@ class Unpacker:
         UnknownTensor for a name that the version lacks, SliceRefused, DeviceRefused, TensorMismatch if an `out` has another
         shape or type, Damaged if stored bytes do. After an error the content of `out` is undefined.
         """
-        _check_device(device)
+        if device is not None:
+            _check_device(device)
         index = self._commit.tensors
         asked = list(index) if names is None else list(dict.fromkeys(names))
         for name in (*asked, *slices, *out):
@@ -113,7 +114,7 @@ def _given(source: torch.Tensor, target: torch.Tensor | None) -> torch.Tensor:
     return target
 
 
-def _check_device(device: torch.device | str | None) -> None:
+def _check_device(device: torch.device | str) -> None:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, TypeError) as error:  # the second is torch's word for a device that its build doesn't have
