@@ -29,6 +29,7 @@ def source(place: Any) -> SimpleNamespace:
     return SimpleNamespace(url=str(weights), store=WeightStore(str(weights)), files=files)
 
 
+@pytest.mark.slow
 def test_each_version_carries_its_models_config_and_tokenizer(source: SimpleNamespace) -> None:
     assert {"config.json", "tokenizer.json"} <= source.files.keys()
     for version in source.store.versions():
@@ -37,6 +38,7 @@ def test_each_version_carries_its_models_config_and_tokenizer(source: SimpleName
     assert len([p for p in source.store.objects.list() if p.startswith("files/")]) == len(source.files)
 
 
+@pytest.mark.slow
 def test_an_evaluation_measures_that_version_and_trains_nothing(place: Any, source: SimpleNamespace) -> None:
     place.finish("measured", f"policy={{model: '{source.url}@0-2'}}", *EVALUATION, flow="evaluate")
     made = place.weights("measured")
