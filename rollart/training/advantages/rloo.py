@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Hashable, Sequence
 
-from rollart.training.advantages.grpo import NO_SPREAD
+from rollart.training.advantages.grpo import groups_with_spread
 
 __all__ = ["rloo"]
 
@@ -18,14 +17,8 @@ def rloo(scores: Sequence[float], groups: Sequence[Hashable]) -> list[float]:
     (arXiv 2402.14740), equation 7. It is n / (n - 1) times GRPO's without the standard deviation. A group of one has no other
     to compare with and gets 0, and so does a group without spread.
     """
-    members: dict[Hashable, list[int]] = defaultdict(list)
-    for i, group in enumerate(groups):
-        members[group].append(i)
     advantages = [0.0] * len(scores)
-    for indices in members.values():
-        values = [scores[i] for i in indices]
-        if max(values) - min(values) <= NO_SPREAD:
-            continue
+    for indices, values in groups_with_spread(scores, groups):
         total = math.fsum(values)
         for i in indices:
             advantages[i] = scores[i] - (total - scores[i]) / (len(values) - 1)
