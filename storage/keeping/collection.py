@@ -186,8 +186,8 @@ class _Collector:
                 stale = retired.since + max(self._grace_s, STALL_S) <= self._now
                 if stale and not self._dry_run and self._retirements.unchanged(retired):
                     self._retirements.forget(retired)
-            elif not retired.gone and (not old or retired.version in keep):
-                waiting.append(retired.version)
+            elif not retired.gone and (not old or (retired.version in keep and retired.version not in existing)):
+                waiting.append(retired.version)  # (one that exists as another attempt published it needs nothing of this one)
             elif self._dry_run or self._retirements.unchanged(retired):
                 deleted.append(retired.version)
                 prefix = layout.data_prefix(retired.version, retired.commit.attempt) + "/"

@@ -82,15 +82,25 @@ class Retirements:
         return True
 
     def restore(self, retired: Retired) -> bool:
-        """Makes a retired version exist again; False if its data is being deleted already. The record stays until it is old: another
-        collector may be about to delete the commit on its strength."""
+        """Makes a retired version exist again; False if its data is being deleted already, or if it was published anew. The record
+        stays until it is old: another collector may be about to delete the commit on its strength."""
         path = layout.commit_path(retired.version)
-        self._store.create(path, retired.data)
+        if not self._store.create(path, retired.data) and not self._is_there(retired):
+            return False
         now = self.find(retired.version)
         if now is None or now.gone:
-            self._store.delete(path)
+            if self._is_there(retired):
+                self._store.delete(path)
             return False
         return True
+
+    def _is_there(self, retired: Retired) -> bool:
+        """Whether the commit that exists is that of `retired`, rather than none or another attempt's."""
+        try:
+            commit, _ = read_stored(self._store, retired.version)
+        except VersionMissing:
+            return False
+        return commit.attempt == retired.commit.attempt
 
     def unchanged(self, retired: Retired) -> bool:
         """Whether the record is still the one that `retired` was read from."""
