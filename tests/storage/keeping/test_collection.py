@@ -232,6 +232,38 @@ def test_a_version_whose_data_is_going_is_not_put_back(weights):
 
 
 @quick
+def test_a_retired_attempt_s_data_goes_when_the_version_was_published_anew(weights):
+    put(weights, v(0))
+    first = weights.commit(v(0)).attempt
+    put(weights, v(0, 1))
+    collect(weights)
+    (retired,) = Retirements(weights.objects).all()
+    put(weights, v(0))  # by a trainer of lineage 0 that hasn't heard
+    assert not Retirements(weights.objects).restore(retired)
+    second = weights.commit(v(0)).attempt
+    assert second != first and weights.commit(v(0)).attempt == second
+    both = Retention(keep=frozenset([v(0)]))
+    assert collect(weights, both).waiting == (v(0),)
+    found = collect(weights, both, at=T0 + GRACE)
+    assert found.deleted == (v(0),) and found.bytes_freed > 0
+    assert whole(weights, v(0)) and weights.commit(v(0)).attempt == second
+    assert Retirements(weights.objects).all() == []
+    assert [path for path in weights.objects.list("data") if first in path] == []
+
+
+@quick
+def test_what_was_published_anew_stays_when_the_record_of_what_was_before_goes_meanwhile(weights, script):
+    put(weights, v(0))
+    put(weights, v(0, 1))
+    collect(weights)
+    (retired,) = Retirements(weights.objects).all()
+    put(weights, v(0))
+    Retirements(weights.objects).forget(retired)
+    assert not Retirements(weights.objects).restore(retired)
+    assert whole(weights, v(0))
+
+
+@quick
 def test_a_collector_that_was_held_up_after_its_record_leaves_the_version(weights, monkeypatch):
     put(weights, v(0))
     attempt = weights.commit(v(0)).attempt
