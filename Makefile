@@ -5,13 +5,14 @@
 #   make test                      set up, then lint, type-check and test
 #   make smollm2                   set up with SmolLM2-135M-Instruct, then train it on reasoning tasks
 #   make ranks                     set up, then kill ranks of a trainer that spans several workers
+#   make search                    set up, then try the tests of properties on examples that were not tried before
 #   make stores                    set up with real S3 and GCS servers, then test the storage on them
 #
 # PYTHON       the interpreter that makes .venv
 # TORCH        cpu (default) or gpu. The package index's own torch is the CUDA build on Linux: `gpu` takes exactly that one. `cpu` takes
 #              the CPU build wherever pip finds one, which is on TORCH_INDEX or on an index or folder that pip is configured with.
 # TORCH_INDEX  URL of an index that holds torch's CPU builds, asked beside the ones that pip is configured with
-# ARGS         passed on to the command behind train, smollm2, stores, faults, ranks, bench and figures
+# ARGS         passed on to the command behind train, smollm2, search, stores, faults, ranks, bench and figures
 
 PYTHON ?= python3.11
 TORCH ?= cpu
@@ -29,7 +30,7 @@ torch-gpu := torch===2.13.0
 # Processes share the cores; a thread pool in each of them would oversubscribe these many times over.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install train smollm2 test stores faults ranks bench figures docs clean
+.PHONY: install train smollm2 test search stores faults ranks bench figures docs clean
 
 install: $(INSTALLED)
 
@@ -44,6 +45,9 @@ test: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest
+
+search: $(INSTALLED)
+	$(BIN)/pytest --hypothesis-profile=searched -m hypothesis $(ARGS)
 
 stores: $(INSTALLED) $(SERVERS)
 	$(BIN)/pytest -m "slow or not slow" tests/storage --stores=real $(ARGS)

@@ -18,8 +18,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import psutil
 import pytest
+
+
+hypothesis.settings.register_profile("repeated", derandomize=True)
+hypothesis.settings.register_profile("searched", derandomize=False, print_blob=True)
+hypothesis.settings.load_profile("repeated")  # the same examples every time: a change is judged by what it changes; `make search` draws others
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -98,8 +98,11 @@ class Keeping(RuleBasedStateMachine):
         if version is not None:
             try:
                 weights.tag(name, version)
-            except VersionMissing:
-                self.tags.pop(name, None)
+            except VersionMissing:  # the tag is where it was, or gone if the version went at this very moment
+                found = weights.tags().get(name)
+                assert found in {None, self.tags.get(name)}
+                if found is None:
+                    self.tags.pop(name, None)
             else:
                 self.tags[name] = version
 
