@@ -172,7 +172,8 @@ class Learner:
 
     def cut(self, sequences: Sequence[TrainSequence], totals: Totals | None = None) -> list[MicroBatch]:
         """The micro-batches of one minibatch, on the policy's device; `totals` are those over all ranks (default: these sequences are all)."""
-        micros = micro_batches(sequences, self.settings.batch, packed=self.policy.packs, totals=totals)
+        whole = self.settings.loss.over_sequences
+        micros = micro_batches(sequences, self.settings.batch, packed=self.policy.packs, totals=totals, whole=whole)
         if self.sharded:
             micros += [idle_micro_batch(packed=self.policy.packs)] * (max(self.ranks.gather(len(micros))) - len(micros))
         return [m.to(self.policy.device, self.policy.compute_dtype) for m in micros]
@@ -197,8 +198,7 @@ class Learner:
             estimated = self._value(self.policy.score(micro, hidden=True).hidden).cpu()
             if not micro.members:
                 continue
-            counts = torch.bincount(micro.sequence, minlength=len(micro.members)).tolist()
-            found |= dict(zip(micro.members, estimated.split(counts), strict=True))
+            found |= dict(zip(micro.members, estimated.split(micro.counts), strict=True))
         return [found[i] for i in range(len(sequences))]
 
     def accumulate(self, part: Minibatch, step: int, seen: Observations) -> Gradient:
@@ -216,7 +216,7 @@ class Learner:
                 continue
             inputs = LossInputs(
                 current=current, proximal=current.detach() if part.proximal is None else part.proximal[i], behaviour=micro.behaviour,
-                advantages=micro.advantages, sequence=micro.sequence,
+                advantages=micro.advantages, sequence=micro.trajectory,
             )  # fmt: skip
             terms = policy_loss(inputs, options)
             per_token = terms.per_token - options.entropy * entropy

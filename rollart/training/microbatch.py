@@ -34,12 +34,12 @@ class MicroBatch:
     """Sequences `ids`: [B, T] with padding on the right, or, with a `layout`, [1, T] one after the other; and for each trained token, all [N]:
 
     `index` into the B * T hidden states, of the one that predicts it; `targets`, its id; `behaviour`, `advantages`, `temperature`,
-    `versions`; `returns`, what the value head is to predict; `sequence`, the number of its sequence here; `weights`, its share
+    `versions`; `returns`, what the value head is to predict; `trajectory`, the number of its trajectory here; `weights`, its share
     in the loss of the whole minibatch (they sum to 1 over it, so sums over micro-batches and ranks need no further division), and `value_weights`,
     the same where there is a return and else 0.
 
-    `members` are the sequences' places among those that were cut, in the order they lie here; an idle micro-batch
-    has none. `real` counts the positions of `ids` that are not padding; `tempered` says whether any temperature differs from 1.
+    `members` are the sequences' places among those that were cut, in the order they lie here, and `counts` their trained tokens; an idle
+    micro-batch has none. `real` counts the positions of `ids` that are not padding; `tempered` says whether any temperature differs from 1.
     """
 
     ids: Tensor
@@ -51,10 +51,11 @@ class MicroBatch:
     temperature: Tensor
     versions: Tensor
     returns: Tensor
-    sequence: Tensor
+    trajectory: Tensor
     weights: Tensor
     value_weights: Tensor
     members: tuple[int, ...]
+    counts: tuple[int, ...]
     real: int
     tempered: bool
 
@@ -72,26 +73,33 @@ class MicroBatch:
 
 
 def micro_batches(
-    sequences: Sequence[TrainSequence], settings: BatchSettings, *, packed: bool = False, totals: Totals | None = None
+    sequences: Sequence[TrainSequence], settings: BatchSettings, *, packed: bool = False, totals: Totals | None = None, whole: bool = False
 ) -> list[MicroBatch]:
     """Sequences of like length together, each micro-batch at most `token_budget` positions (padding included) or one sequence.
 
-    `totals` are those of the minibatch that the sequences are a rank's share of (default: they are all of it).
+    `whole` keeps the sequences of a trajectory together, for a loss that looks at all of its tokens: one that is over the budget then runs
+    alone. `totals` are those of the minibatch that the sequences are a rank's share of (default: they are all of it).
     """
     weights = _weights(sequences, settings.denominator, totals)
-    order = sorted(range(len(sequences)), key=lambda i: sequences[i].inputs)  # stable, so equal lengths stay in canonical order
+    together: dict[int, list[int]] = {}
+    for i, s in enumerate(sequences):
+        together.setdefault(s.trajectory if whole else i, []).append(i)
+    width = {unit: max(sequences[i].inputs for i in places) for unit, places in together.items()}
     rows: list[list[int]] = []
     held = 0
-    for i in order:
-        # Ascending, so the new sequence is the longest and sets the width of its micro-batch.
-        inputs = sequences[i].inputs
-        size = held + inputs if packed else (len(rows[-1]) + 1) * inputs if rows else inputs
+    for unit in sorted(together, key=lambda unit: width[unit]):  # stable, so equal lengths stay in canonical order
+        # Ascending, so the new one has the longest sequence, which sets the width of its micro-batch.
+        places = together[unit]
+        inputs = sum(sequences[i].inputs for i in places)
+        size = held + inputs if packed else (len(rows[-1]) + len(places)) * width[unit] if rows else inputs
         if rows and size <= settings.token_budget:
-            rows[-1].append(i)
+            rows[-1] += places
             held += inputs
         else:
-            rows.append([i])
+            rows.append(list(places))
             held = inputs
+    for row in rows:
+        row.sort(key=lambda i: sequences[i].inputs)  # as a packed layout wants them
     return [_lay([sequences[i] for i in row], [weights[i] for i in row], tuple(row), packed) for row in rows]
 
 
@@ -125,6 +133,7 @@ def _lay(sequences: list[TrainSequence], weights: list[float], members: tuple[in
             ids[row, : s.inputs] = s.ids[:-1]
         starts = [row * width for row in range(len(sequences))]
     counts = torch.tensor([len(s.positions) for s in sequences])
+    numbers = {trajectory: number for number, trajectory in enumerate(dict.fromkeys(s.trajectory for s in sequences))}
     temperatures = torch.tensor([s.temperature for s in sequences], dtype=torch.float64)
     spread = torch.tensor(weights, dtype=torch.float64)
     valued = torch.tensor([s.returns is not None for s in sequences])
@@ -138,10 +147,11 @@ def _lay(sequences: list[TrainSequence], weights: list[float], members: tuple[in
         temperature=temperatures.repeat_interleave(counts),
         versions=torch.cat([s.versions for s in sequences]),
         returns=torch.cat([torch.zeros_like(s.advantages) if s.returns is None else s.returns for s in sequences]),
-        sequence=torch.arange(len(sequences)).repeat_interleave(counts),
+        trajectory=torch.tensor([numbers[s.trajectory] for s in sequences]).repeat_interleave(counts),
         weights=spread.repeat_interleave(counts),
         value_weights=(spread * valued).repeat_interleave(counts),
         members=members,
+        counts=tuple(counts.tolist()) if members else (),
         real=sum(s.inputs for s in sequences),
         tempered=any(s.temperature != 1.0 for s in sequences),
     )

@@ -65,7 +65,7 @@ class MaskSettings(_Settings):
     """Leaves out what the trainer's policy at the start of the step finds too unlike what sampled it; it still counts in the denominator."""
 
     level: MaskLevel = Field(
-        default="token", description="what is judged: each token, a sequence by the sum over its tokens, or by their mean (geometric)"
+        default="token", description="what is judged: each token, a trajectory by the sum over its tokens (sequence), or by their mean (geometric)"
     )
     by: Measure = Field(
         default="ratio", description="ratio: probability ratio to the behaviour policy; divergence: KL of the token against all others, in nats"
@@ -90,7 +90,7 @@ class LossSettings(_Settings):
     clip_low: float = Field(default=0.2, gt=0, lt=1, description="how far below 1 the probability ratio counts")
     clip_high: float = Field(default=0.28, gt=0, description="how far above 1 the probability ratio counts (above clip_low: DAPO's clip-higher)")
     correction: CorrectionLevel = Field(
-        default="token", description="decoupled_ppo, tis: behaviour weight of each token, or one of the sequence (unbiased, and of higher variance)"
+        default="token", description="decoupled_ppo, tis: behaviour weight of each token, or one of the trajectory (unbiased, and of higher variance)"
     )
     truncate: float | None = Field(
         default=2.0, ge=1, description="cap of the behaviour weight, the probability ratio of proximal to behaviour policy; null: none"
@@ -100,6 +100,12 @@ class LossSettings(_Settings):
     kl: float = Field(default=0.0, ge=0, description="weight of the KL penalty to the weights that training began with, per nat")
     kl_estimator: KLEstimator = Field(default="k3", description="how that KL is estimated from the sampled tokens")
     value: float = Field(default=0.5, gt=0, description="gae: weight of the value head's squared error")
+
+    @property
+    def over_sequences(self) -> bool:
+        """Whether something in the loss looks at all tokens of a trajectory at once."""
+        corrected = self.name in ("decoupled_ppo", "tis") and self.correction == "sequence"
+        return self.name == "gspo" or corrected or (self.mask is not None and self.mask.level != "token")
 
 
 class AdvantageSettings(_Settings):
@@ -169,7 +175,10 @@ class BatchSettings(_Settings):
     """How a batch is cut up: into optimiser steps, and those into what fits in memory at once."""
 
     token_budget: int = Field(
-        default=8192, gt=0, description="tokens of one forward and backward pass, padding included; a longer sequence runs alone"
+        default=8192,
+        gt=0,
+        description="tokens of one forward and backward pass, padding included; a longer sequence runs alone, and under a loss over whole "
+        "trajectories a longer trajectory",
     )
     packing: bool = Field(
         default=True, description="lay sequences one after the other instead of padding them to one length; families that can't are padded"

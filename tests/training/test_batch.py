@@ -32,15 +32,15 @@ def test_every_sampled_position_is_a_target_predicted_by_the_position_before_it(
     assert micro.behaviour.tolist() == [-1.0, -2.0, -1.0]
     assert micro.advantages.tolist() == [0.5, 0.5, 1.5]
     assert micro.versions.tolist() == [3, 3, 3]
-    assert micro.sequence.tolist() == [0, 0, 1]
+    assert micro.trajectory.tolist() == [0, 0, 1]
 
 
 def test_padding_that_equals_the_end_token_hides_nothing() -> None:
     long, ended = _trajectory(_segment([1, 1, 1, 1], [2, 2]), member=0), _trajectory(_segment([5], [0, 0]), member=1)
     batch = build_batch([long, ended], {long.attempt: 1.0, ended.attempt: 1.0}, step=0)
     (micro,) = micro_batches(batch.sequences, BatchSettings())
-    assert micro.targets[micro.sequence == 0].tolist() == [0, 0]  # sorted by length: the shorter one is row 0
-    assert micro.weights[micro.sequence == 0].tolist() == [0.25, 0.25]
+    assert micro.targets[micro.trajectory == 0].tolist() == [0, 0]  # sorted by length: the shorter one is row 0
+    assert micro.weights[micro.trajectory == 0].tolist() == [0.25, 0.25]
 
 
 @pytest.mark.parametrize("denominator", ["token", "trajectory"])

@@ -14,8 +14,9 @@ __all__ = ["LossInputs", "LossTerms", "behaviour_weight", "over_sequence", "surr
 class LossInputs:
     """The trained tokens of some sequences, all of shape [N]; log-probabilities are natural and only `current` has a gradient.
 
-    `sequence` numbers the sequence of each token from 0, for losses over sequences; a sequence is never split between two calls. A
-    sequence is a segment: a trajectory whose prefix was changed on the way is several.
+    `sequence` numbers the sequence of each token from 0, for losses over sequences. A sequence is a whole trajectory: all of its segments
+    together, where its prefix was changed on the way, since they were sampled and scored as one. A loss that `over_sequences` says
+    needs it never gets a sequence in two calls.
     """
 
     current: Tensor
