@@ -25,7 +25,8 @@ class TrainSequence:
 
     `positions` are the trained tokens' places in `ids` (at least 1), `behaviour` their log-probabilities when they were sampled, `versions`
     the steps that sampled them, `advantages` theirs, `returns` what a value head is to predict there (None: nothing). `temperature`
-    divides the logits. `trajectory` numbers the trajectory within the batch, in canonical order; `task` is its episode's.
+    divides the logits. `trajectory` numbers the trajectory within the batch, in canonical order, `segment` the segment within that; `task`
+    is its episode's.
     """
 
     ids: Tensor
@@ -37,6 +38,7 @@ class TrainSequence:
     trajectory: int
     task: str = ""
     returns: Tensor | None = None
+    segment: int = 0
 
     @property
     def inputs(self) -> int:
@@ -94,7 +96,7 @@ def build_batch(
             raise BatchError(f"attempt {attempt} has no advantage; its group must be scored before it is trained on")
         for index, segment in enumerate(trajectory.segments):
             place = number if numbers is None else numbers[attempt]
-            made = _sequence(segment, advantages[attempt], place, f"segment {index} of attempt {attempt}", attempt.episode.task)
+            made = _sequence(segment, advantages[attempt], place, f"segment {index} of attempt {attempt}", attempt.episode.task, index)
             if made is not None:
                 sequences.append(made)
     return TrainBatch(step, tuple(sequences), len(ordered))
@@ -106,7 +108,9 @@ def supervised_sequences(segments: Sequence[Segment]) -> tuple[TrainSequence, ..
     return tuple(s for s in made if s is not None)
 
 
-def _sequence(segment: Segment, advantage: float, trajectory: int, where: str, task: str = "", *, plain: bool = False) -> TrainSequence | None:
+def _sequence(
+    segment: Segment, advantage: float, trajectory: int, where: str, task: str = "", number: int = 0, *, plain: bool = False
+) -> TrainSequence | None:
     """The sequence of `segment`, None if it holds no trained token."""
     segment.check()
     positions = torch.tensor(segment.mask, dtype=torch.bool).nonzero().flatten()
@@ -126,6 +130,7 @@ def _sequence(segment: Segment, advantage: float, trajectory: int, where: str, t
         temperature=1.0 if plain else segment.transform.temperature,
         trajectory=trajectory,
         task=task,
+        segment=number,
     )
 
 

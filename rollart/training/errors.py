@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["BatchError", "GroupBroken", "NonFiniteError", "StateError", "TrainerLost", "TrainingError", "TransformError"]
+__all__ = [
+    "BatchError", "GroupBroken", "LogprobsError", "LogprobsLost", "LogprobsMismatch", "NonFiniteError", "StateError", "TrainerLost",
+    "TrainingError", "TransformError",
+]  # fmt: skip
 
 
 class TrainingError(RuntimeError):
@@ -15,6 +18,18 @@ class BatchError(TrainingError):
 
 class TransformError(BatchError):
     """A segment was sampled in a way whose log-probabilities the trainer cannot reproduce."""
+
+
+class LogprobsMismatch(BatchError):
+    """Log-probabilities that other workers computed are not those of the tokens that are trained on."""
+
+
+class LogprobsError(TrainingError):
+    """A worker can't say the log-probabilities that a training step needs."""
+
+
+class LogprobsLost(LogprobsError):
+    """No worker is left that could compute the log-probabilities that a training step waits for."""
 
 
 class NonFiniteError(TrainingError):

@@ -37,9 +37,10 @@ class Trainer:
     async def open(self) -> None:
         """Makes ready for the first step; the workers have their learners by then, or build them."""
 
-    async def train(self, batch: Batch, keep_state: bool) -> StepMetrics:
-        """One training step; with `keep_state` the state after it can be saved while the next one runs."""
-        return await self._run("train-step", tasks.train_task, batch, keep_state, exclusive=True)
+    async def train(self, batch: Batch, keep_state: bool, given: Sequence[Future] = ()) -> StepMetrics:
+        """One training step; with `keep_state` the state after it can be saved while the next one runs. `given` are futures of the batch's
+        log-probabilities, where other workers compute them; they don't pass through here."""
+        return await self._run("train-step", tasks.train_task, batch, keep_state, list(given), exclusive=True)
 
     async def supervised(self, receipts: Sequence[Receipt]) -> SupervisedMetrics:
         """One supervised step on durable trajectories."""

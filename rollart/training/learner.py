@@ -19,7 +19,8 @@ from rollart.training.agreement import alarms
 from rollart.training.batch import TrainBatch, TrainSequence, supervised_sequences
 from rollart.training.errors import StateError
 from rollart.training.gradients import add_up
-from rollart.training.lora import load_base, merged
+from rollart.training.logprobs.given import Given
+from rollart.training.lora import adapters, load_base, merged
 from rollart.training.losses.kl import kl_to_reference
 from rollart.training.losses.mask import MASKED
 from rollart.training.losses.registry import policy_loss
@@ -49,11 +50,13 @@ class Learner:
 
     With `ranks`, each holds a share of the batch and takes the same steps: gradients are summed, and so is what decides anything. Where
     the model is `sharded` over them, every rank runs as many passes as the one with the most.
+
+    With `elsewhere`, other workers compute what the reference and the proximal policy say, and each step is `given` it: none is held here.
     """
 
-    def __init__(self, folder: str | Path, settings: LearnerSettings) -> None:
+    def __init__(self, folder: str | Path, settings: LearnerSettings, *, elsewhere: bool = False) -> None:
         torch.set_num_threads(settings.model.threads)
-        self.settings = settings
+        self.settings, self.elsewhere = settings, elsewhere
         self.lock = threading.RLock()
         self.ranks: Ranks = ALONE
         self.sharded = False
@@ -80,7 +83,7 @@ class Learner:
             self.baselines = RunningBaselines()
             if self.reference is not None:
                 fill(self.reference.model, own_tensors(self.policy.model))
-            elif self.settings.loss.kl > 0:
+            elif self.settings.needs_reference and not self.elsewhere:
                 self.reference = self._policy(copy.deepcopy(self.policy.model).requires_grad_(False))
 
     def shard(self) -> None:
@@ -99,18 +102,19 @@ class Learner:
 
     # ---- a step
 
-    def train_step(self, batch: TrainBatch) -> StepMetrics:
+    def train_step(self, batch: TrainBatch, given: Given | None = None) -> StepMetrics:
         """Trains on `batch` with one optimiser step for each of its minibatches, and counts one step, whether or not any was taken.
 
-        StateError unless the batch is for this learner's step, so nothing is trained on twice; NonFiniteError as Optimiser.update has it,
-        after which a checkpoint has to be loaded before training goes on.
+        StateError unless the batch is for this learner's step, so nothing is trained on twice; LogprobsMismatch, before anything is stepped,
+        if `given` is of other tokens; NonFiniteError as Optimiser.update has it, after which a checkpoint has to be loaded before training
+        goes on.
         """
         with self.lock:
             if batch.step != self.step:
                 raise StateError(f"the batch is for the step from version {batch.step}, but the learner is at version {self.step}")
             begun = time.perf_counter()
             torch.set_num_threads(self.settings.model.threads)
-            parts = self.prepare(self.finish(batch))
+            parts = self.prepare(self.finish(batch), given)
             seen = Observations()
             skipped: list[SkipReason] = []
             taken: list[Update] = []
@@ -142,8 +146,8 @@ class Learner:
         """`batch` with the advantages that are trained on, for which running baselines or the value head may be needed; once a batch."""
         return finished(batch, self.settings.advantage, self.baselines, None if self.value_head is None else self.values, self.ranks)
 
-    def prepare(self, batch: TrainBatch) -> list[Minibatch]:
-        """The minibatches of a step, with what the policy at its start and the reference policy say of their tokens.
+    def prepare(self, batch: TrainBatch, given: Given | None = None) -> list[Minibatch]:
+        """The minibatches of a step, with what the policy at its start and the reference policy say of their tokens, as `given` or here.
 
         The proximal pass is left out for the first minibatch: there the current policy is the proximal one, number by number.
         """
@@ -158,16 +162,12 @@ class Learner:
             signal, valued = (any(mine[index][which] for mine in marked) for which in (0, 1))
             skip = self._why_skip(totals, signal, valued)
             micros = self.cut(part, totals)
-            scored = skip is None
-            found.append(
-                Minibatch(
-                    micros,
-                    self.proximal(micros) if scored and index else None,
-                    self.referred(micros) if scored and self.reference is not None else None,
-                    skip,
-                    valued,
-                )
-            )
+            proximal = referred = None
+            if skip is None and index:
+                proximal = self.proximal(micros) if given is None else given.proximal(part, micros)
+            if skip is None and self.settings.needs_reference:
+                referred = self.referred(micros) if given is None else given.reference(part, micros)
+            found.append(Minibatch(micros, proximal, referred, skip, valued))
         return found
 
     def cut(self, sequences: Sequence[TrainSequence], totals: Totals | None = None) -> list[MicroBatch]:
@@ -185,9 +185,9 @@ class Learner:
 
     @torch.no_grad()
     def referred(self, micros: Sequence[MicroBatch]) -> list[Tensor]:
-        """Log-probabilities [N] of each micro-batch's tokens under the reference policy; StateError without one."""
+        """Log-probabilities [N] of each micro-batch's tokens under the reference policy; StateError without one here."""
         if self.reference is None:
-            raise StateError("there is no reference policy; set training.loss.kl over 0")
+            raise StateError("there is no reference policy here; set training.loss.kl over 0, or give the step its log-probabilities")
         return [self.reference.logprobs(m)[0] for m in micros]
 
     @torch.no_grad()
@@ -303,6 +303,13 @@ class Learner:
         with self.lock:
             return copies(self.policy.model) if self.settings.model.lora is None else merged(self.policy.model)
 
+    def adapters(self) -> dict[str, Tensor]:
+        """A copy of the adapters' tensors under the names by which peft saves them; StateError without adapters."""
+        if self.settings.model.lora is None:
+            raise StateError("the weights themselves are trained; set training.model.lora")
+        with self.lock:
+            return adapters(self.policy.model)
+
     def load_weights(self, weights: Mapping[str, Tensor], step: int = 0) -> None:
         """Takes over the weights of version `step` and begins there, with adapters that change nothing; StateError, before anything changes,
         if they are another model's."""
@@ -312,7 +319,7 @@ class Learner:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All that a resumed learner needs, copied: arrays (`weights/`, `optimiser/` with its masters, `reference/`, `value_head/`,
-        `rng/torch`) and a JSON document."""
+        `rng/torch`) and a JSON document; `reference/` where it is held here."""
         with self.lock:
             arrays = copies(self.policy.model, "weights/")
             arrays |= {f"optimiser/{name}": value for name, value in self.optimiser.arrays().items()}

@@ -7,22 +7,26 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-__all__ = ["ALONE", "Alone", "Ranks"]
+__all__ = ["ALONE", "Alone", "Place", "Ranks"]
 
 T = TypeVar("T")
 
 
-class Ranks(Protocol):
-    """`count` learners that train on one batch, each on its share; this one is `rank`. Each has to make the same calls in the same order.
-
-    GroupBroken as soon as it is known that a rank is gone.
-    """
+class Place(Protocol):
+    """Which share of a batch is meant: that of `rank`, of `count`."""
 
     @property
     def rank(self) -> int: ...
 
     @property
     def count(self) -> int: ...
+
+
+class Ranks(Place, Protocol):
+    """`count` learners that train on one batch, each on its share; this one is `rank`. Each has to make the same calls in the same order.
+
+    GroupBroken as soon as it is known that a rank is gone.
+    """
 
     def gather(self, mine: T) -> list[T]:
         """What each rank gave, by rank; it travels by pickle."""

@@ -16,7 +16,7 @@ AdvantageName = Literal["grpo", "rloo", "reinforce", "gae"]
 Baseline = Literal["batch", "running"]
 Normalisation = Literal["none", "task"]
 LossName = Literal["decoupled_ppo", "ppo_clip", "cispo", "gspo", "tis"]
-CorrectionLevel = Literal["token", "sequence"]
+CorrectionLevel = Literal["token", "sequence", "none"]
 MaskLevel = Literal["token", "sequence", "geometric"]
 Measure = Literal["ratio", "divergence"]
 KLEstimator = Literal["k1", "k2", "k3"]
@@ -90,7 +90,9 @@ class LossSettings(_Settings):
     clip_low: float = Field(default=0.2, gt=0, lt=1, description="how far below 1 the probability ratio counts")
     clip_high: float = Field(default=0.28, gt=0, description="how far above 1 the probability ratio counts (above clip_low: DAPO's clip-higher)")
     correction: CorrectionLevel = Field(
-        default="token", description="decoupled_ppo, tis: behaviour weight of each token, or one of the trajectory (unbiased, and of higher variance)"
+        default="token",
+        description="decoupled_ppo, tis: behaviour weight of each token, or one of the trajectory (unbiased, and of higher variance), or none, "
+        "which takes stale samples for fresh ones",
     )
     truncate: float | None = Field(
         default=2.0, ge=1, description="cap of the behaviour weight, the probability ratio of proximal to behaviour policy; null: none"
@@ -193,6 +195,10 @@ class LoraSettings(_Settings):
     rank: int = Field(default=16, gt=0, description="rank of each adapter")
     alpha: float = Field(default=32.0, gt=0, description="scale: what an adapter adds is multiplied by alpha / rank")
     targets: tuple[str, ...] | None = Field(default=None, description="names of the linear layers that get one; default: all but the output layer")
+    publish: Literal["adapter", "merged"] = Field(
+        default="adapter",
+        description="what a version holds: the adapter alone, which engines add into the base that they have, or the whole weights with it added in",
+    )
 
 
 class ModelSettings(_Settings):
@@ -217,6 +223,11 @@ class ModelSettings(_Settings):
     device: str = Field(default="cpu", pattern=DEVICE, description="torch device of the trainer, such as cpu or cuda:0")
     threads: int = Field(default=1, gt=0, description="torch threads of the training process")
     seed: int = Field(default=0, ge=0, description="seed of the initial weights where the model's folder holds none")
+
+    @property
+    def publishes_adapters(self) -> bool:
+        """Whether versions hold adapters, and not whole weights."""
+        return self.lora is not None and self.lora.publish == "adapter"
 
     @model_validator(mode="after")
     def _whole_adapters(self) -> ModelSettings:
@@ -255,3 +266,13 @@ class LearnerSettings(_Settings):
     batch: BatchSettings = BatchSettings()
     agreement: AgreementSettings = AgreementSettings()
     ranks: RankSettings = RankSettings()
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the loss asks what the policy that training began with says."""
+        return self.loss.kl > 0
+
+    @property
+    def needs_proximal(self) -> bool:
+        """Whether the policy that a step starts from has to be asked before it changes: in the first minibatch it is the current one."""
+        return self.batch.minibatches > 1

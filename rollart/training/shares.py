@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from rollart.types import Member, Receipt, Trajectory
 
-__all__ = ["TrajectoryReader", "dealt", "shares", "spread"]
+__all__ = ["TrajectoryReader", "dealt", "minibatch_of", "shares", "spread"]
 
 TrajectoryReader = Callable[[Sequence[Receipt]], list[Trajectory]]
 """The trajectories that receipts name, in their order; travels by pickle."""
@@ -17,17 +17,22 @@ def dealt(numbers: Sequence[int], parts: int) -> dict[int, int]:
     return {number: place % parts for place, number in enumerate(numbers)}
 
 
+def minibatch_of(members: Sequence[Member], minibatches: int) -> dict[int, int]:
+    """Number in the batch's canonical order -> minibatch, of the trajectories that have something to train on."""
+    ordered = sorted(members, key=lambda m: m.receipt.attempt)
+    return dealt([i for i, m in enumerate(ordered) if m.receipt.sampled], minibatches)
+
+
 def shares(members: Sequence[Member], ranks: int, minibatches: int) -> list[list[tuple[int, Member]]]:
     """What each of `ranks` ranks trains on: members with their numbers in the batch's canonical order, ascending.
 
     Each minibatch is spread over all ranks by tokens: the ranks wait for each other at the end of every one.
     """
     ordered = sorted(members, key=lambda m: m.receipt.attempt)
-    trained = [i for i, m in enumerate(ordered) if m.receipt.sampled]
-    in_part = dealt(trained, minibatches)
+    in_part = minibatch_of(members, minibatches)
     found: list[list[tuple[int, Member]]] = [[] for _ in range(ranks)]
     for part in range(minibatches):
-        chosen = [i for i in trained if in_part[i] == part]
+        chosen = [i for i, its in in_part.items() if its == part]
         for rank, places in enumerate(spread([ordered[i].receipt for i in chosen], ranks)):
             found[rank] += [(chosen[p], ordered[chosen[p]]) for p in places]
     found[0] += [(i, m) for i, m in enumerate(ordered) if not m.receipt.sampled]  # nothing to compute, but they count

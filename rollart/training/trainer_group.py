@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from distributed import Client, KilledWorker
+from distributed import Client, Future, KilledWorker
 
 from rollart.cluster import ClusterWorker, workers_of
 from rollart.training import rank_tasks
@@ -56,8 +56,8 @@ class TrainerGroup(Trainer):
 
     # ---- what all ranks do
 
-    async def train(self, batch: Batch, keep_state: bool) -> StepMetrics:
-        found: StepMetrics = await self._together("train-step", tasks.train_task, batch, keep_state)
+    async def train(self, batch: Batch, keep_state: bool, given: Sequence[Future] = ()) -> StepMetrics:
+        found: StepMetrics = await self._together("train-step", tasks.train_task, batch, keep_state, list(given))
         return found
 
     async def supervised(self, receipts: Sequence[Receipt]) -> SupervisedMetrics:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rollart.training.learner import Learner
+    from rollart.training.logprobs.table import Logprobs
     from storage.checkpoints import Checkpoint, CheckpointStore
     from storage.weights import WeightStore
 
@@ -50,26 +51,28 @@ class LearnerPlugin(WorkerPlugin):
     """Owns the learner of a training worker, made from the model in `folder` in a thread while the worker starts.
 
     `weights_url` and `checkpoints_url` are where versions and checkpoints go, opened with `storage_options`. At least every
-    `full_every`-th version is whole, those between are stored as what changed.
+    `full_every`-th version is whole, those between are stored as what changed. With `elsewhere`, other workers compute log-probabilities
+    under the reference and the proximal policy, and each step is given them.
     """
 
     name = PLUGIN
 
     def __init__(
         self, folder: str, settings: LearnerSettings, read: TrajectoryReader, *, weights_url: str, checkpoints_url: str,
-        storage_options: Mapping[str, Any] | None = None, full_every: int = 1,
+        storage_options: Mapping[str, Any] | None = None, full_every: int = 1, elsewhere: bool = False,
     ) -> None:  # fmt: skip
         self.folder, self.settings, self.read = folder, settings, read
         self.weights_url, self.checkpoints_url, self.storage_options = weights_url, checkpoints_url, storage_options
-        self.full_every = full_every
+        self.full_every, self.elsewhere = full_every, elsewhere
 
     def setup(self, worker: Worker) -> None:
         """Starts to build the learner; an error of it is raised by the first task that needs it."""
         self._builder = ThreadPoolExecutor(1, thread_name_prefix="build-learner")
-        self._built: Future[Learner] = self._builder.submit(_build, self.folder, self.storage_options, self.settings)
+        self._built: Future[Learner] = self._builder.submit(_build, self.folder, self.storage_options, self.settings, self.elsewhere)
         self.seat = Seat()
         self._last: tuple[int, StepMetrics] | None = None  # lineage and metrics of the last training step
         self._snapshots: dict[Version, dict[str, Tensor]] = {}
+        self._base: str | None = None  # digest of what the adapters are trained on, once it is in the store
         self._states: dict[Version, tuple[dict[str, Tensor], dict[str, Any]]] = {}
 
     def teardown(self, worker: Worker) -> None:
@@ -93,32 +96,46 @@ class LearnerPlugin(WorkerPlugin):
 
         return model_files(local_folder(self.folder, self.storage_options))
 
+    def described(self, metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """What goes with a version beside its tensors: metadata and files. The base of adapters is put into the store before the first."""
+        if not self.settings.model.publishes_adapters:
+            return dict(metadata), self.files
+        from rollart.training.lora import adapter_config, base, described
+        from storage.models.adapters import CONFIG_FILE, publish_base
+
+        model = self.learner.policy.model
+        if self._base is None:
+            self._base = publish_base(self.weights, base(model), self.files)
+        return {**metadata, **described(model, self._base).document()}, {**self.files, CONFIG_FILE: adapter_config(model)}
+
     @cached_property
     def checkpoints(self) -> CheckpointStore:
         from storage.checkpoints import CheckpointStore
 
         return CheckpointStore(self.checkpoints_url, self.storage_options)
 
-    def train(self, batch: Batch, keep_state: bool) -> StepMetrics:
+    def train(self, batch: Batch, keep_state: bool, given: Sequence[Logprobs] = ()) -> StepMetrics:
         from rollart.training.batch_share import train_share
+        from rollart.training.logprobs.given import Given
 
         learner = self.learner
+        told = Given(given, Version(batch.lineage, batch.step)) if self.elsewhere else None
         share = train_share(batch, self.settings, self.read, learner.ranks)
         with learner.lock:
             if self._last is not None and (self._last[0], self._last[1].step) == (batch.lineage, batch.step):
                 return self._last[1]  # Dask runs a task again when it lost the result; the batch was trained on
-            metrics = learner.train_step(share)
+            metrics = learner.train_step(share, told)
             made = Version(batch.lineage, learner.step)
             self._last = (batch.lineage, metrics)
             self._keep(made, keep_state)
             return metrics
 
     def snapshot(self, version: Version) -> dict[str, Tensor]:
-        """The weights of `version`; StateError if it is neither a kept one nor the present one."""
+        """What `version` holds, whole weights or adapters; StateError if it is neither a kept one nor the present one."""
         with self.learner.lock:
             if version not in self._snapshots:
                 self._only_at(version)
-                self._snapshots[version] = self.learner.weights()
+                self._snapshots[version] = self._taken()
             return self._snapshots[version]
 
     def state(self, version: Version) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -140,15 +157,18 @@ class LearnerPlugin(WorkerPlugin):
 
     def forget(self) -> None:
         """Drops all copies, once the learner holds something that did not come of them."""
-        self._last = None
+        self._last = self._base = None
         self._snapshots.clear()
         self._states.clear()
 
     def _keep(self, version: Version, keep_state: bool) -> None:
-        self._snapshots[version] = self.learner.weights()
+        self._snapshots[version] = self._taken()
         for old in sorted(self._snapshots)[:-_KEPT]:
             del self._snapshots[old]
         self._states = {version: self.learner.state()} if keep_state else self._states
+
+    def _taken(self) -> dict[str, Tensor]:
+        return self.learner.adapters() if self.settings.model.publishes_adapters else self.learner.weights()
 
     def _only_at(self, version: Version) -> None:
         if self.learner.step != version.step:
@@ -159,11 +179,11 @@ class LearnerPlugin(WorkerPlugin):
             )
 
 
-def _build(folder: str, storage_options: Mapping[str, Any] | None, settings: LearnerSettings) -> Learner:
+def _build(folder: str, storage_options: Mapping[str, Any] | None, settings: LearnerSettings, elsewhere: bool) -> Learner:
     from rollart.training.learner import Learner
     from storage.models.folders import local_folder
 
-    return Learner(local_folder(folder, storage_options), settings)
+    return Learner(local_folder(folder, storage_options), settings, elsewhere=elsewhere)
 
 
 def learner_plugin() -> LearnerPlugin:
@@ -174,13 +194,13 @@ def learner_plugin() -> LearnerPlugin:
     return found
 
 
-def train_task(batch: Batch, keep_state: bool = False) -> StepMetrics:
+def train_task(batch: Batch, keep_state: bool = False, given: Sequence[Logprobs] = ()) -> StepMetrics:
     """Trains on `batch`, whose trajectories are read here, by receipt. Run again for the same batch it returns what the first run returned.
 
-    `keep_state` copies the whole state afterwards, for a checkpoint beside the next step. BatchError, TransformError, StateError,
-    NonFiniteError.
+    `keep_state` copies the whole state afterwards, for a checkpoint beside the next step. `given` are the log-probabilities that other
+    workers computed for the whole batch, where it is theirs to do so. BatchError, TransformError, StateError, NonFiniteError.
     """
-    return learner_plugin().train(batch, keep_state)
+    return learner_plugin().train(batch, keep_state, given)
 
 
 def supervised_task(segments: Sequence[Segment]) -> SupervisedMetrics:
@@ -200,10 +220,11 @@ def begin_task(optimiser: OptimiserSettings | None = None, step: int = 0) -> Non
 
 
 def publish_task(version: Version, parent: Version | None = None, metadata: Mapping[str, Any] | None = None) -> Version:
-    """Publishes the weights of `version`, the learner's present one or the one before, and returns once it exists."""
+    """Publishes the weights or adapters of `version`, the learner's present one or the one before, and returns once it exists."""
     plugin = learner_plugin()
     weights = plugin.snapshot(version)  # a copy already, which nothing changes while it is written
-    return plugin.weights.publish(weights, version=version, parent=parent, metadata=metadata or {}, files=plugin.files, background=False).result()
+    said, files = plugin.described(metadata or {})
+    return plugin.weights.publish(weights, version=version, parent=parent, metadata=said, files=files, background=False).result()
 
 
 def checkpoint_task(version: Version, documents: Mapping[str, Any] | None = None) -> Version:
@@ -238,11 +259,13 @@ def collect_task(keeping: Keeping) -> None:
 
 def load_weights_task(version: Version | None = None) -> Version:
     """Takes over the weights of a published version (default: the newest), with a fresh optimiser, at that version's step."""
+    from storage.models.adapters import Whole
+
     plugin = learner_plugin()
     found = version or plugin.weights.newest()
     if found is None:
         raise StateError(f"{plugin.weights_url} holds no version to start from; publish one first")
-    weights = plugin.weights.pull(found)
+    weights = Whole(plugin.weights, found).pull()
     with plugin.learner.lock:
         plugin.forget()
         plugin.learner.load_weights(weights, found.step)
