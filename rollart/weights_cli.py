@@ -126,10 +126,12 @@ def untag(url: str, name: str, pairs: tuple[str, ...], text: str | None, as_json
 @clean_errors()
 def verify(location: str, pairs: tuple[str, ...], text: str | None, as_json: bool) -> None:
     """Reads all of a store, or of one version and what it needs, and checks every byte; exit code 3 if any is damaged."""
+    from storage.models.adapters import verify_with_bases
+
     url, ref = split_location(location)
     store = open_store(url, parsed_options(pairs, text))
     with progress_bar(f"verifying {store.url}") as told:
-        found = store.verify(ref, progress=told)
+        found = verify_with_bases(store, ref, told)
     damages = [
         {"path": d.path, "reason": d.reason, "version": None if d.version is None else str(d.version), "tensors": list(d.tensors)}
         for d in found.damages
@@ -200,16 +202,20 @@ def gc(
 @click.option("--files", "files_from", metavar="FOLDER", help="Take config and tokenizer from this local folder, not from the version.")
 @click.option("--weights-only", is_flag=True, help="Write no config and no tokenizer.")
 @click.option("--shard-gb", type=click.FloatRange(min=0, min_open=True), default=4.0, show_default=True, help="Largest file, in 10^9 bytes.")
+@click.option("--merged", is_flag=True, help="Of an adapter: write whole weights, its base with the adapter added in.")
 @click.option("--force", is_flag=True, help="Replace the model that is in FOLDER.")
 @two_stores_options
 @json_option
 @clean_errors()
-def export_model(location: str, folder: str, files_from: str | None, weights_only: bool, shard_gb: float, force: bool, **given: Any) -> None:
-    """Writes a version into FOLDER (a path or URL) as transformers loads it."""
+def export_model(
+    location: str, folder: str, files_from: str | None, weights_only: bool, shard_gb: float, merged: bool, force: bool, **given: Any
+) -> None:
+    """Writes a version into FOLDER (a path or URL) as transformers loads it; an adapter, unless merged, as peft loads it."""
     from pathlib import Path
 
+    from storage.models.adapters import adapter_of
     from storage.models.folders import model_files
-    from storage.models.huggingface import export_folder
+    from storage.models.huggingface import export_adapter, export_folder
     from storage.objects.store import ObjectStore
 
     if not math.isfinite(shard_gb):
@@ -220,9 +226,12 @@ def export_model(location: str, folder: str, files_from: str | None, weights_onl
     store, version = located(location, options)
     files = {} if weights_only else None if files_from is None else model_files(Path(files_from))
     with progress_bar(f"exporting {version}") as told:
-        names = export_folder(
-            store, version, folder, storage_options=to_options, files=files, shard_bytes=int(shard_gb * 1e9), force=force, progress=told
-        )
+        if adapter_of(store.commit(version)) is not None and not merged:
+            names = export_adapter(store, version, folder, storage_options=to_options, files=files, force=force)
+        else:
+            names = export_folder(
+                store, version, folder, storage_options=to_options, files=files, shard_bytes=int(shard_gb * 1e9), force=force, progress=told
+            )
     there = ObjectStore(folder, to_options).url
     said = {"url": store.url, "version": str(version), "folder": there, "files": names}
     say(given["as_json"], f"version {version} of {store.url} is in {there}: {', '.join(names)}", said)

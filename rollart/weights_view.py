@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 
 def about(commit: Commit) -> dict[str, Any]:
     """What a list says of a version; bytes as stored, `created` in seconds since 1970."""
+    from storage.models.adapters import ADAPTER
+
+    whole = "adapter" if ADAPTER in commit.metadata else "full"
     return {
-        "kind": "full" if commit.base is None else f"delta of {commit.base}", "bytes": commit.bytes, "created": commit.created,
+        "kind": whole if commit.base is None else f"delta of {commit.base}", "bytes": commit.bytes, "created": commit.created,
         "parent": None if commit.parent is None else str(commit.parent), "base": None if commit.base is None else str(commit.base),
     }  # fmt: skip
 

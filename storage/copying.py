@@ -19,6 +19,7 @@ from storage.format.commits import read_stored
 from storage.format.index import ChunkEntry, ObjectEntry
 from storage.format.whole_objects import read_object
 from storage.keeping.lineages import Lineages
+from storage.models.adapters import BASE, adapter_of, base_of
 from storage.objects.clock import store_time
 from storage.objects.parallel import side_by_side
 from storage.objects.store import ObjectStore
@@ -45,8 +46,11 @@ def copy_version(source: WeightStore, version: Version, target: WeightStore, *, 
     that broke off goes on with what is there, checked again. With `full` the values alone are copied, as a version that needs no
     other (all of them in memory). `progress` counts each version by itself.
 
-    VersionDiffers if `target` has another version of that number; VersionMissing, Damaged, UnknownFormat.
+    With an adapter goes its base. VersionDiffers if `target` has another version of that number; VersionMissing, Damaged, UnknownFormat.
     """
+    adapter = adapter_of(source.commit(version))
+    if adapter is not None:
+        copy_version(base_of(source, adapter.base), BASE, base_of(target, adapter.base), full=full, progress=progress)
     if full and source.commit(version).base is not None:
         _copy_values(source, version, target)
         return version

@@ -19,6 +19,7 @@ from rollart.engines.locks import exclusive, shared, try_exclusive, unlock
 from storage.errors import Damaged, StoreError, VersionMissing
 from storage.format import layout
 from storage.format.commit import Commit
+from storage.models.adapters import BASE, Adapter, Whole, base_of, merge
 from storage.peers.choice import Peers
 from storage.peers.store import PeerStore
 from storage.version import Version
@@ -36,6 +37,7 @@ LEASE_S = 900.0
 
 _PREFIX = "rollart-weights-"
 _FILE = "model.safetensors"
+_BASE = "base-"
 
 
 def shared_memory() -> Path:
@@ -96,7 +98,8 @@ class WeightCache:
 
     def fetch(self, version: Version, peers: Sequence[str] = ()) -> Path:
         """The folder with `model.safetensors` of `version`, downloaded unless another process of the host has done so. Of a version that
-        is stored as changes, only those since the last one that this host still has are.
+        is stored as changes, only those since the last one that this host still has are. Of adapters the base is downloaded once, and each
+        version's own matrices are added into a copy of it.
 
         `peers` are the chunk servers of all hosts, by URL. Raises what the store raises, VersionMissing among it, and OSError
         if there is no room. Removes the versions that nobody on this host holds any longer.
@@ -147,10 +150,14 @@ class WeightCache:
             left.unlink(missing_ok=True)  # of a process that was killed here: nobody else is, under the lock for downloads
         aside = folder / f".aside-{os.getpid()}"
         with self._leased(version):
-            commit = self._store.commit(version)
+            whole = Whole(self._store, version)
+            commit = whole.commit
             chain = [version] if commit.base is None else self._store.chain(version)
             try:
-                if not self._updated(commit, chain[1:], aside):
+                if whole.adapter is not None:
+                    shutil.copyfile(self._base(whole.layout, whole.adapter), aside)
+                    merge(weight_file.mapped(aside, whole.layout), self._store.pull(version), whole.adapter)
+                elif not self._updated(commit, chain[1:], aside):
                     weight_file.create(aside, commit)
                     out = weight_file.mapped(aside, commit)
                     self._store.pull(version, names=list(out), out=out)
@@ -161,6 +168,20 @@ class WeightCache:
         before, self._said = self._said, self.stats
         peers = sum(self._said.peers.values()) - sum(before.peers.values())
         log.info("version %s came to this host: %d bytes from the store, %d from peers", version, self._said.store - before.store, peers)
+
+    def _base(self, commit: Commit, adapter: Adapter) -> Path:
+        """The file of an adapter's base, downloaded unless this host has it; then it stays as long as anybody here does, or until another
+        base is asked for. Under the lock for downloads."""
+        path = self.folder / f"{_BASE}{adapter.base}"
+        for other in set(self.folder.glob(f"{_BASE}*")) - {path}:
+            other.unlink()
+        if not path.exists():
+            aside = path.with_suffix(".aside")
+            weight_file.create(aside, commit)
+            out = weight_file.mapped(aside, commit)
+            base_of(self._store, adapter.base).pull(BASE, names=list(out), out=out)
+            aside.replace(path)
+        return path
 
     def _retain(self, version: Version) -> None:
         """Has the host's chunk server, if this process runs it, keep the last two versions: other hosts may still be at the one before."""

@@ -13,6 +13,7 @@ from storage.errors import FolderRefused
 from storage.format.commit import JSON, Commit
 from storage.format.dtypes import ITEMSIZE
 from storage.models import folders
+from storage.models.adapters import BASE, CONFIG_FILE, Whole, adapter_of, base_of, config_with_base
 from storage.models.safetensors_files import INDEX, TIED, check_writable_type, index_of, is_weights, parts, shard_names, shards, tensors_of
 from storage.objects.store import ObjectStore
 from storage.progress import Progress, Tally
@@ -24,6 +25,11 @@ SHARD_BYTES = 4 << 30
 
 CONFIG = "config.json"
 
+_OF_MODELS = (CONFIG, "generation_config.json")
+
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+"""Where peft saves an adapter's tensors."""
+
 
 def export_folder(
     store: WeightStore, version: Version | None, target: str | ObjectStore, *, storage_options: Mapping[str, Any] | None = None,
@@ -33,13 +39,14 @@ def export_folder(
 
     `target` is a folder, a URL that `storage_options` open, or a store that is open. `files` (name -> content: config, tokenizer)
     stand in for those of the version, of which only a config and a tokenizer are written; an empty mapping writes weights alone.
-    There is one file of weights per `shard_bytes`, each in memory alone. `config.json` comes last and, with `force`, which replaces
-    a model that is there, goes first: a folder that a crash left half can't be loaded.
+    An adapter is added into its base. There is one file of weights per `shard_bytes`, each in memory alone. `config.json` comes last
+    and, with `force`, which replaces a model that is there, goes first: a folder that a crash left half can't be loaded.
 
     FolderRefused if `target` holds anything and `force` isn't given, or if there is no `config.json` to write; UnsupportedTensor for
     what safetensors can't hold; what `pull` raises.
     """
-    commit = store.commit(version if version is not None else store.resolve(None))
+    whole = Whole(store, version if version is not None else store.resolve(None))
+    commit = whole.commit
     version = commit.version
     asked = files is None or files
     files = {name: store.file(version, name) for name in commit.files if folders.is_model_file(name)} if files is None else files
@@ -47,26 +54,52 @@ def export_folder(
         raise FolderRefused(f"no {CONFIG} for version {version} of {store.url}: give the files of the model's folder, or write weights alone")
     if weights := [name for name in files if is_weights(name)]:
         raise FolderRefused(f"{weights[0]} can't be among the files of a model's folder: it is where weights go")
-    for name, tensor in commit.tensors.items():
+    for name, tensor in whole.tensors.items():
         check_writable_type(name, tensor.dtype)
     folder = target if isinstance(target, ObjectStore) else ObjectStore(target, storage_options, durable=True)
     _clear(folder, force)
-    left_out = _tied_by_transformers(commit, files.get(CONFIG))
-    sizes = {name: tensor.numel * ITEMSIZE[tensor.dtype] for name, tensor in commit.tensors.items() if name not in left_out}
+    left_out = _tied_by_transformers(whole.layout, files.get(CONFIG))
+    sizes = {name: tensor.numel * ITEMSIZE[tensor.dtype] for name, tensor in whole.tensors.items() if name not in left_out}
     groups = shards(sizes, shard_bytes)
     placed = dict(zip(shard_names(len(groups)), groups, strict=True))
-    tied = {TIED: json.dumps(ties)} if (ties := _ties(commit, left_out)) else {}
+    tied = {TIED: json.dumps(ties)} if (ties := _ties(whole.layout, left_out)) else {}
     for name in sorted(files.keys() - {CONFIG}):
         folder.write(name, files[name])
     tally = Tally(sum(sizes.values()), progress)
     for number, (file, names) in enumerate(placed.items()):
-        folder.write(file, parts(store.pull(version, names=names), {} if number else tied))
+        folder.write(file, parts(whole.pull(names), {} if number else tied))
         tally.add(sum(sizes[name] for name in names))
     if len(placed) > 1:
         folder.write(INDEX, index_of(placed, sizes))
     if CONFIG in files:
         folder.write(CONFIG, files[CONFIG])
     return sorted({*files, *placed, *([INDEX] if len(placed) > 1 else [])})
+
+
+def export_adapter(
+    store: WeightStore, version: Version, target: str | ObjectStore, *, storage_options: Mapping[str, Any] | None = None,
+    files: Mapping[str, bytes] | None = None, force: bool = False,
+) -> list[str]:  # fmt: skip
+    """Writes `version`, an adapter, into `target`, as peft's `PeftModel.from_pretrained` reads it; the files' names.
+
+    Beside the adapter the tokenizer is written, from `files` if given, else of the version, but no `config.json`, which would make the
+    folder a model. peft's configuration comes last and names the base as this project does, `URL@VERSION`: load that into the model that
+    peft is given. FolderRefused if the version is no adapter, and as `export_folder`; what `pull` raises.
+    """
+    commit = store.commit(version)
+    adapter = adapter_of(commit)
+    if adapter is None:
+        raise FolderRefused(f"version {version} of {store.url} is whole weights, no adapter: export it as a model")
+    config = config_with_base(store.file(version, CONFIG_FILE), f"{base_of(store, adapter.base).url}@{BASE}")
+    given = {name: store.file(version, name) for name in commit.files} if files is None else files
+    written = {name: data for name, data in given.items() if folders.is_model_file(name) and name not in _OF_MODELS}
+    folder = target if isinstance(target, ObjectStore) else ObjectStore(target, storage_options, durable=True)
+    _clear(folder, force)
+    for name in sorted(written):
+        folder.write(name, written[name])
+    folder.write(ADAPTER_WEIGHTS, parts(store.pull(version), {}))
+    folder.write(CONFIG_FILE, config)
+    return sorted({*written, ADAPTER_WEIGHTS, CONFIG_FILE})
 
 
 def import_folder(
@@ -95,8 +128,8 @@ def _clear(folder: ObjectStore, force: bool) -> None:
     there = folder.list()
     if there and not force:
         raise FolderRefused(f"{folder.url} holds {there[0]} already: give a folder that is empty or new, or force it to replace the model there")
-    stale = [name for name in there if is_weights(name) or folders.is_model_file(name)]
-    for name in sorted(stale, key=lambda name: (name != CONFIG, name != INDEX, name)):
+    stale = [name for name in there if is_weights(name) or folders.is_model_file(name) or name in (CONFIG_FILE, ADAPTER_WEIGHTS)]
+    for name in sorted(stale, key=lambda name: (name not in (CONFIG, CONFIG_FILE), name != INDEX, name)):
         folder.delete(name)
 
 

@@ -79,7 +79,8 @@ def test_adapters_alone_are_carried_to_another_learner_and_to_peft_itself(llama:
     base.load_state_dict(Learner(llama, LearnerSettings()).weights(), strict=False)
     config = peft.LoraConfig(r=2, lora_alpha=4.0, target_modules="all-linear", task_type="CAUSAL_LM")
     theirs = peft.get_peft_model(base, config).eval()
-    peft.set_peft_model_state_dict(theirs, {f"base_model.model.{name}": value for name, value in carried.items()})
+    assert set(carried) == set(peft.get_peft_model_state_dict(theirs))
+    peft.set_peft_model_state_dict(theirs, carried)
     assert float((_logits(theirs) - _logits(learner.policy.model)).abs().max()) < 1e-5
     with pytest.raises(StateError, match="another rank"):
         load_adapters(_learner(llama, rank=3).policy.model, carried)
@@ -90,3 +91,26 @@ def test_only_the_layers_that_are_named_get_an_adapter(llama: Path) -> None:
     assert names and all("q_proj.lora_" in name for name in names)
     with pytest.raises(StateError, match=r"training\.model\.lora\.targets"):
         _learner(llama, targets=["nowhere"])
+
+
+def test_a_layer_that_is_not_linear_or_shares_its_weights_gets_none(llama: Path) -> None:
+    with pytest.raises(StateError, match="embed_tokens of LlamaForCausalLM is no linear layer"):
+        _learner(llama, targets=["embed_tokens"])
+    with pytest.raises(StateError, match="lm_head of LlamaForCausalLM shares its weights"):
+        _learner(llama, targets=["lm_head"])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_merged_weights_are_those_that_peft_merges(llama: Path, gpt2: Path, make_trajectories, dtype: str) -> None:
+    for folder in (llama, gpt2):
+        settings = {"model": {"dtype": dtype, "lora": {"rank": 2, "alpha": 4.0}}, "optimiser": {"lr": 0.01}}
+        learner = Learner(folder, LearnerSettings.model_validate(settings))
+        for step in range(2):
+            learner.train_step(_batch(make_trajectories, step))
+        ours = learner.weights()
+        for name, module in learner.policy.model.named_modules():
+            if hasattr(module, "get_delta_weight"):
+                module.merge()
+                theirs = module.base_layer.weight.detach()
+                off = float((ours[f"{name}.weight"].float() - theirs.float()).abs().max())
+                assert off <= (1e-7 if dtype == "float32" else 2e-3), name  # they round what they add to bfloat16 first
