@@ -5,15 +5,20 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import GPT2Config
 
+from rollart.training.batch import build_batch
+from rollart.training.learner import Learner, Minibatch
 from rollart.training.losses.registry import policy_loss
 from rollart.training.losses.terms import LossInputs
 from rollart.training.observe import Observations
-from rollart.training.settings import LossSettings
+from rollart.training.settings import LearnerSettings, LossSettings
+from rollart.types import Attempt, Episode, Segment, Trajectory
 
 ACTIONS, LENGTH = 3, 3
 PREFIXES = [p for n in range(LENGTH) for p in itertools.product(range(ACTIONS), repeat=n)]
@@ -64,11 +69,8 @@ def _true_gradient() -> Tensor:
     return torch.autograd.grad(expected, logits)[0]
 
 
-def _trained(settings: LossSettings, *, corrected: bool = True) -> Tensor:
-    """What the loss makes of all trajectories, each weighed by its chance under the versions that sampled it; uphill, [prefixes, actions].
-
-    Not `corrected`, the loss is told the trainer's own log-probabilities as if they had been the samplers'.
-    """
+def _trained(settings: LossSettings) -> Tensor:
+    """What the loss makes of all trajectories, each weighed by its chance under the versions that sampled it; uphill, [prefixes, actions]."""
     logits = torch.tensor([VERSIONS[2][p] for p in PREFIXES], dtype=torch.float64, requires_grad=True)
     log_p = torch.log_softmax(logits, -1)
     rows = {p: i for i, p in enumerate(PREFIXES)}
@@ -82,7 +84,7 @@ def _trained(settings: LossSettings, *, corrected: bool = True) -> Tensor:
         chances += [share * math.exp(sum(sampled))] * LENGTH
     index = torch.tensor(places)
     current = log_p[index[:, 0], index[:, 1]]
-    stored = torch.tensor(behaviour, dtype=torch.float64) if corrected else current.detach()
+    stored = torch.tensor(behaviour, dtype=torch.float64)
     inputs = LossInputs(current, current.detach(), stored, torch.tensor(rewards, dtype=torch.float64), torch.tensor(sequence))
     loss = (torch.tensor(chances, dtype=torch.float64) * policy_loss(inputs, settings).per_token).sum()
     return -torch.autograd.grad(loss, logits)[0]
@@ -94,11 +96,13 @@ def test_the_untruncated_correction_by_sequence_gives_the_true_gradient(name: st
     assert float((found - _true_gradient()).abs().max()) < 1e-9
 
 
-def test_without_correction_the_gradient_misses_by_the_predicted_amount() -> None:
+@pytest.mark.parametrize("name", ["tis", "decoupled_ppo"])
+def test_without_correction_the_gradient_misses_by_the_predicted_amount(name: str) -> None:
     true = _true_gradient()
-    found = _trained(LossSettings(), corrected=False)
-    assert float((found - _by_hand(lambda gaps, t: 1.0)).abs().max()) < 1e-9
-    assert float((found - true).norm() / true.norm()) > 0.5
+    found = _trained(LossSettings.model_validate({"name": name, "correction": "none"}))
+    predicted = _by_hand(lambda gaps, t: 1.0) - _by_hand(lambda gaps, t: math.exp(sum(gaps)))
+    assert float((found - true - predicted).abs().max()) < 1e-9
+    assert float(predicted.norm() / true.norm()) > 0.5
 
 
 @pytest.mark.parametrize(("level", "cap"), [("token", None), ("token", 2.0), ("sequence", 2.0)])
@@ -109,6 +113,65 @@ def test_a_correction_of_less_variance_misses_by_the_predicted_amount(level: str
     found = _trained(LossSettings.model_validate({"name": "tis", "correction": level, "truncate": cap}))
     assert float((found - _by_hand(weight)).abs().max()) < 1e-9
     assert float((found - _true_gradient()).norm()) > 1e-3
+
+
+PROMPT = [0, 1]
+
+
+def _versions_of_a_model(folder: Path) -> list[Learner]:
+    """Three policies over the actions, far apart, in float64; the last is the trainer."""
+    GPT2Config(vocab_size=ACTIONS, n_embd=8, n_layer=1, n_head=1, n_positions=8, initializer_range=0.5).save_pretrained(folder)
+
+    def learner(seed: int) -> Learner:
+        loss = {"name": "tis", "correction": "sequence", "truncate": None}
+        return Learner(folder, LearnerSettings.model_validate({"model": {"dtype": "float64", "seed": seed}, "loss": loss}))
+
+    return [learner(seed) for seed in range(3)]
+
+
+def _log_p_of(learner: Learner) -> Tensor:
+    """The log-probability of each action of each trajectory, [trajectories, LENGTH], by a plain forward pass."""
+    ids = torch.tensor([[*PROMPT, *t] for t in TRAJECTORIES])
+    log_p = torch.log_softmax(learner.policy.model(input_ids=ids).logits[:, len(PROMPT) - 1 : -1], -1)
+    return log_p.gather(-1, torch.tensor(TRAJECTORIES).unsqueeze(-1)).squeeze(-1)
+
+
+def _flat_gradient(learner: Learner) -> Tensor:
+    return torch.cat([p.grad.flatten() for p in learner.policy.parameters().values() if p.grad is not None])
+
+
+@pytest.mark.parametrize("correction", ["sequence", "none"])
+def test_trajectories_whose_tokens_are_of_several_versions_give_the_learner_the_true_gradient(tmp_path: Path, correction: str) -> None:
+    """All of them, as segments with stored log-probabilities and versions; without correction, the gradient that ignores who sampled."""
+    versions = _versions_of_a_model(tmp_path)
+    trainer = versions[2]
+    trainer.settings = trainer.settings.model_copy(update={"loss": trainer.settings.loss.model_copy(update={"correction": correction})})
+    with torch.no_grad():
+        stored = [_log_p_of(learner) for learner in versions]
+    trajectories, advantages, chances = [], {}, torch.zeros(len(TRAJECTORIES), dtype=torch.float64)
+    tokens = len(MIXES) * len(TRAJECTORIES) * LENGTH
+    for (index, (mix, share)), (number, actions) in itertools.product(enumerate(MIXES.items()), enumerate(TRAJECTORIES)):
+        sampled = [float(stored[version][number, t]) for t, version in enumerate(mix)]
+        segment = Segment()
+        segment.append_prompt(PROMPT)
+        segment.append_response(list(actions), sampled, list(mix), "stop")
+        attempt = Attempt(Episode("tabular", index), number)
+        trajectories.append(Trajectory(attempt, f"n{index}-{number}", 0, 0, [segment], "terminated"))
+        chance = share * math.exp(sum(sampled))
+        chances[number] += chance
+        advantages[attempt] = chance * REWARD[actions] * tokens  # the loss divides by all tokens
+    seen = Observations()
+    micros = trainer.cut(build_batch(trajectories, advantages, 2).sequences)
+    trainer.accumulate(Minibatch(micros, None, None), 2, seen)
+    found = -_flat_gradient(trainer)
+    trainer.policy.model.zero_grad(set_to_none=True)
+    own = _log_p_of(trainer).sum(-1)
+    weight = own.exp() if correction == "sequence" else chances * own  # the expectation itself, or the score of whatever was sampled
+    (torch.tensor([REWARD[t] for t in TRAJECTORIES], dtype=torch.float64) * weight).sum().backward()
+    assert float((found - _flat_gradient(trainer)).abs().max()) < 1e-9
+    assert float(found.abs().max()) > 1e-2
+    counts = {age: told.tokens for age, told in seen.summary()["by_staleness"].items()}
+    assert counts == {age: len(TRAJECTORIES) * sum(mix.count(2 - age) for mix in MIXES) for age in range(3)}
 
 
 def test_weights_are_told_by_staleness_with_their_distribution_and_effective_sample_size() -> None:

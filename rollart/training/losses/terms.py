@@ -57,9 +57,12 @@ def over_sequence(values: Tensor, sequence: Tensor, *, mean: bool) -> Tensor:
 def behaviour_weight(inputs: LossInputs, level: str, cap: float | None) -> tuple[Tensor, Tensor]:
     """min(exp(proximal - behaviour), cap) of each token, or of the sum over its sequence, and where the cap bit; [N], without gradient.
 
-    The cap is truncated importance sampling: Ionides 2008; in reinforcement learning Espeholt et al. 2018, IMPALA (arXiv 1802.01561).
+    At level `none` every weight is 1, as if the proximal policy had sampled all tokens. The cap is truncated importance sampling: Ionides
+    2008; in reinforcement learning Espeholt et al. 2018, IMPALA (arXiv 1802.01561).
     """
     gap = (inputs.proximal - inputs.behaviour).detach()
+    if level == "none":
+        gap = torch.zeros_like(gap)
     if level == "sequence":
         gap = over_sequence(gap, inputs.sequence, mean=False)
     weight = gap.exp()
