@@ -13,7 +13,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rollart.control.affinity import STAGES, AffinityMap, Stage
-from rollart.control.ledger import FailurePolicy, TaskQuota
+from rollart.control.failures import FailurePolicy
+from rollart.control.quotas import TaskQuota
 from rollart.control.staleness import StalenessWindow
 from rollart.training.keeping import Keeping
 from rollart.training.settings import DEVICE, AdvantageOverride, AdvantagePlan, LearnerSettings, OptimiserSettings
@@ -235,7 +236,12 @@ class WeightSettings(Section):
 class RolloutSettings(Section):
     """How trajectories run."""
 
-    attempts: int = Field(3, ge=1, description="tries at a member before it is given up")
+    attempts: int = Field(
+        3, ge=1, description="tries at a member before it is given up, counting those that its environment, its verifier or its silence ended"
+    )
+    machine_attempts: int = Field(10, ge=1, description="the same, counting those that an engine, a worker or a store ended, which take many at once")
+    rest: float = Field(0.5, ge=0, description="seconds before a member is tried again after its first failure, twice as long after each further one")
+    most_rest: float = Field(60.0, ge=0, description="seconds that it rests at most")
     lease: float = Field(300.0, gt=0, description="seconds after which a silent attempt counts as failed")
     flush: float = Field(0.25, gt=0, description="seconds that a finished trajectory waits at most before it is written")
     flush_rows: int = Field(64, ge=1, description="finished trajectories that are written at once at the latest")
@@ -330,7 +336,8 @@ class Config(Section):
 
     @property
     def failure_policy(self) -> FailurePolicy:
-        return FailurePolicy(self.rollout.attempts, self.rollout.lease, self.train.max_skipped)
+        r = self.rollout
+        return FailurePolicy(r.attempts, r.lease, self.train.max_skipped, machine_attempts=r.machine_attempts, rest_s=r.rest, most_rest_s=r.most_rest)
 
     @property
     def advantages(self) -> AdvantagePlan:

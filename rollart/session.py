@@ -14,7 +14,8 @@ from distributed import Client
 from pydantic import TypeAdapter
 
 from rollart.config import Config
-from rollart.control.ledger import Ledger, LedgerCut
+from rollart.control.cut import LedgerCut
+from rollart.control.ledger import Ledger
 from rollart.engines.fleet import EngineFleet
 from rollart.rollout.coordinator import Rollout
 from rollart.rollout.dispatcher import Dispatcher

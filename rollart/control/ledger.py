@@ -1,138 +1,60 @@
 """The ledger: every episode and attempt, exactly once, from planned to trained or dropped-because.
 
 Owns the plan (which episode comes next, for which task) and the state of every group that was admitted and is not yet in a batch.
-It does no I/O and reads no clock: events come in with the time, attempts to dispatch and batches go out. The live coordinator
-and a simulation feed the same object.
+It does no I/O and reads no clock: events come in with the time, attempts to dispatch, attempts to stop and batches go out. The live
+coordinator and a simulation feed the same object.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Literal
 
+from rollart.control import quotas as batches
+from rollart.control.cut import Fate, LedgerCut, Settlement
+from rollart.control.failures import Cause, FailurePolicy
+from rollart.control.groups import OpenGroup, OpenMember, Try
+from rollart.control.quotas import ShortRule, TaskQuota
+from rollart.control.redundancy import Delays, Redundancy
 from rollart.control.staleness import StalenessWindow
-from rollart.types import Attempt, Batch, Episode, Group, Member, Receipt, Score
-
-Fate = Literal["trained", "no_signal", "too_long", "failed", "group_short", "over_age", "too_stale", "lineage"]
-"""Where a member ended: trained on; its group's scores were all equal; too many of its group ran over their token budget; its attempts ran
-out; its group fell below `min_members`; stopped at a turn since it had outlived the window; outlived it before a batch took it; sampled by
-an abandoned lineage."""
-
-MemberState = Literal["running", "scored", "dropped"]
+from rollart.types import Attempt, Batch, Episode, Receipt, Score
 
 
 class LedgerError(RuntimeError):
     """An event that contradicts what the ledger knows, which only a defect in its caller can cause."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskQuota:
-    """A task's share of the plan: `quota` groups a batch, `group_size` members a group, of which `min_members` must survive.
+class Ledger:
+    """Plans episodes, follows attempts, forms batches. `quotas` fixes the order of tasks; `step` is the version to start from.
 
-    And which groups are worth a step: with `spread`, one whose members all scored the same teaches nothing, and with `replace_flat`
-    another is played in its place; one of which more than `long_share` ran over their token budget is always replaced.
+    `ends` counts how attempts ended: `scored`, `failed:CAUSE`, `yielded` (to another try at the same member) or `stopped` (nobody wants its
+    member any more). Each attempt that went out ends there exactly once; what is heard of it afterwards is counted as `late`.
     """
 
-    task: str
-    quota: int
-    group_size: int
-    min_members: int
-    spread: bool = True
-    replace_flat: bool = False
-    long_share: float = 1.0
-
-    def teaches(self, group: Group) -> bool:
-        """Whether there is something to learn from the scores of `group`."""
-        return group.has_signal or not self.spread
-
-
-@dataclass(frozen=True, slots=True)
-class FailurePolicy:
-    """`attempts`: tries at a member before it is given up; `lease_s`: seconds after which a silent attempt counts as failed; `batches`: so many
-    batches' worth of a task's groups in a row may be filtered out before there is no hope for it."""
-
-    attempts: int = 3
-    lease_s: float = 600.0
-    batches: int = 10
-
-
-@dataclass(slots=True)
-class OpenMember:
-    """A member of an admitted group: its current attempt, and receipt and score once it has them."""
-
-    attempt: Attempt
-    deadline: float
-    state: MemberState = "running"
-    receipt: Receipt | None = None
-    score: Score | None = None
-
-
-@dataclass(slots=True)
-class OpenGroup:
-    """An admitted group. `admitted_at`: the version served then, a lower bound for the version of its first token."""
-
-    episode: Episode
-    admitted_at: int
-    members: list[OpenMember]
-
-    @property
-    def complete(self) -> bool:
-        return all(m.state != "running" for m in self.members)
-
-    @property
-    def survivors(self) -> list[Member]:
-        return [Member(m.receipt, m.score) for m in self.members if m.receipt is not None and m.score is not None]
-
-    @property
-    def scored(self) -> Group:
-        """What a batch would take of it."""
-        return Group(self.episode, tuple(self.survivors))
-
-    @property
-    def oldest(self) -> int:
-        """The first version of its oldest scored member, or the bound while one is still running."""
-        if not self.complete:
-            return self.admitted_at
-        return min(m.receipt.first_version for m in self.survivors)
-
-
-@dataclass(slots=True)
-class LedgerCut:
-    """All that a resumed run needs of the ledger, as plain data: counters, open groups, fates so far and which of them no settlement holds."""
-
-    lineage: int
-    next_step: int
-    next_index: dict[str, int]
-    open: list[OpenGroup]
-    fates: dict[str, int]
-    late: int
-    unsettled: list[tuple[Attempt, str, Fate]] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Settlement:
-    """What became of members since the last one, as (attempt, nonce, fate); one is committed with every batch."""
-
-    fates: list[tuple[Attempt, str, Fate]] = field(default_factory=list)
-
-
-class Ledger:
-    """Plans episodes, follows attempts, forms batches. `quotas` fixes the order of tasks; `step` is the version to start from."""
-
-    def __init__(self, quotas: Sequence[TaskQuota], window: StalenessWindow, policy: FailurePolicy, lineage: int = 0, step: int = 0) -> None:
+    def __init__(
+        self, quotas: Sequence[TaskQuota], window: StalenessWindow, policy: FailurePolicy, lineage: int = 0, step: int = 0, *,
+        redundancy: Redundancy | None = None, short: ShortRule = "wait",
+    ) -> None:  # fmt: skip
         self.quotas = {q.task: q for q in quotas}
         self.window = window
         self.policy = policy
+        self.redundancy = redundancy or Redundancy()
+        self.short: ShortRule = short
         self.lineage = lineage
         self.next_step = step
         self.late = 0
         self.fates: Counter[str] = Counter()
+        self.ends: Counter[str] = Counter()
+        self.delays = Delays()
         self._filtered: dict[str, Counter[str]] = {q.task: Counter() for q in quotas}
         self._next_index = {q.task: 0 for q in quotas}
         self._open: dict[Episode, OpenGroup] = {}
         self._unsettled: list[tuple[Attempt, str, Fate]] = []
+        self._resting: list[tuple[float, Episode, int]] = []
+        self._stops: list[Attempt] = []
 
     # ---- work goes out
 
@@ -144,28 +66,54 @@ class Ledger:
             for _ in range(self.window.admissible(next_step=self.next_step, served=served, quota=q.quota, ahead=ahead)):
                 episode = Episode(task, self._next_index[task])
                 self._next_index[task] += 1
-                attempts = [Attempt(episode, member) for member in range(q.group_size)]
-                deadline = now + self.policy.lease_s
-                self._open[episode] = OpenGroup(episode, served, [OpenMember(a, deadline) for a in attempts])
-                groups.append(attempts)
+                members = [OpenMember(i) for i in range(self.redundancy.launched(q.group_size))]
+                self._open[episode] = OpenGroup(episode, served, members)
+                groups.append([self._send(episode, member, now) for member in members])
         return groups
+
+    def due(self, now: float) -> list[Attempt]:
+        """Attempts that are to go out now besides: at members that have rested after a failure, and spares beside late ones."""
+        found = []
+        while self._resting and self._resting[0][0] <= now:
+            _, episode, index = heapq.heappop(self._resting)
+            group = self._open.get(episode)
+            if group is not None and group.members[index].state == "running" and not group.members[index].tries:
+                found.append(self._send(episode, group.members[index], now))
+        return found + self._spares(now)
 
     def running(self) -> list[Attempt]:
         """Attempts whose end is awaited: what a resumed run dispatches again, and what a watchdog names."""
-        return [m.attempt for g in self._open.values() for m in g.members if m.state == "running"]
+        return [t.attempt for _, m in self._members() for t in m.tries]
 
     def renew(self, attempts: Iterable[Attempt], now: float) -> None:
         """Starts the leases of these attempts anew, after they were dispatched again."""
         for attempt in attempts:
-            member = self._running_member(attempt)
-            if member is not None:
-                member.deadline = now + self.policy.lease_s
+            member = self._member(attempt)
+            tried = None if member is None else member.find(attempt)
+            if tried is not None:
+                tried.since, tried.deadline, tried.begun = now, now + self.policy.lease_s, None
 
-    def overdue(self, now: float) -> list[Attempt]:
-        """Running attempts whose lease has ended."""
-        return [m.attempt for g in self._open.values() for m in g.members if m.state == "running" and m.deadline <= now]
+    def stops(self) -> list[Attempt]:
+        """Attempts that are out and that nobody wants any more, told once: their tasks and requests are to be aborted."""
+        found, self._stops = self._stops, []
+        return found
 
     # ---- events come in
+
+    def begun(self, attempt: Attempt, now: float) -> None:
+        """The attempt's first token was sampled. Of two tries at a member the first to begin goes on, and the other yields."""
+        member = self._member(attempt)
+        tried = None if member is None else member.find(attempt)
+        if member is None or tried is None or tried.begun is not None:
+            return
+        if any(other.begun is not None for other in member.tries):
+            self._yield(member, tried)
+            return
+        tried.begun = now
+        self.delays.note(attempt.episode.task, now - tried.since)
+        for other in [other for other in member.tries if other is not tried]:
+            self.delays.note(attempt.episode.task, now - other.since)  # at least so much: left out, the slow would seem rarer each time
+            self._yield(member, other)
 
     def scored(self, receipt: Receipt, score: Score) -> bool:
         """An attempt stands durable and scored. False if it is none that is awaited (late, or already recorded): it is counted, not used.
@@ -175,35 +123,55 @@ class Ledger:
         """
         if (receipt.attempt, receipt.nonce) != (score.attempt, score.nonce):
             raise LedgerError(f"receipt of {receipt.attempt} ({receipt.nonce}) and score of {score.attempt} ({score.nonce}) must be of one execution")
-        member = self._running_member(receipt.attempt)
-        if member is None or receipt.lineage > self.lineage:
+        member = self._member(receipt.attempt)
+        tried = None if member is None else member.find(receipt.attempt)
+        if member is None or tried is None or receipt.lineage > self.lineage:
             self.late += 1
             return False
+        self.ends["scored"] += 1
+        member.tries.remove(tried)
+        self._stop(member, "yielded")
         member.receipt, member.score, member.state = receipt, score, "scored"
         group = self._open[receipt.attempt.episode]
         if receipt.outcome == "over_age":
             self._drop_group(group, "over_age")
-        else:
-            self._filter(group)
+            return True
+        if len(group.survivors) >= self.quotas[group.episode.task].group_size:
+            for late in [m for m in group.members if m.state == "running"]:
+                self._drop(group, late, "spare")
+        self._filter(group)
         return True
 
-    def failed(self, attempt: Attempt, now: float) -> Attempt | None:
-        """An attempt ended without a scored trajectory. Returns the attempt to dispatch next, or None when the member is given up."""
-        member = self._running_member(attempt)
-        if member is None:
+    def failed(self, attempt: Attempt, cause: Cause, now: float) -> bool:
+        """An attempt ended without a scored trajectory; False if it is none that is awaited. Its member is tried again (see `due`), or
+        given up, whereupon its group goes on without it or is dropped."""
+        member = self._member(attempt)
+        tried = None if member is None else member.find(attempt)
+        if member is None or tried is None:
             self.late += 1
-            return None
-        if attempt.number + 1 < self.policy.attempts:
-            member.attempt, member.deadline = attempt.retried(), now + self.policy.lease_s
-            return member.attempt
-        member.state = "dropped"
-        self._note(member, "failed")
+            return False
+        self.ends[f"failed:{cause}"] += 1
+        member.tries.remove(tried)
+        member.failures[cause] = member.failures.get(cause, 0) + 1
+        if member.tries:
+            return True
+        if not self.policy.gives_up(member.failures):
+            heapq.heappush(self._resting, (now + self.policy.rest(member.failures), attempt.episode, member.index))
+            return True
         group = self._open[attempt.episode]
+        self._drop(group, member, "failed", attempt)
         if sum(m.state != "dropped" for m in group.members) < self.quotas[attempt.episode.task].min_members:
             self._drop_group(group, "group_short")
         else:
             self._filter(group)
-        return None
+        return True
+
+    def expire(self, now: float) -> list[Attempt]:
+        """Fails every attempt whose lease has ended, and has it stopped; returns them."""
+        overdue = [t.attempt for _, m in self._members() for t in m.tries if t.deadline <= now]
+        expired = [attempt for attempt in overdue if self._member(attempt) is not None and self.failed(attempt, "lease", now)]
+        self._stops += expired
+        return expired
 
     def hopeless(self) -> str | None:
         """Which task's filters leave nothing, and why, in words: more of them would go the same way; None while there is hope."""
@@ -216,20 +184,16 @@ class Ledger:
     # ---- batches
 
     def form_batch(self) -> Batch | None:
-        """The batch of the next step, once every task's quota of complete groups is there; None while it is not.
+        """The batch of the next step, once the groups that its rule wants are complete; None while they are not.
 
-        Groups that must be taken now, since the next step would be too late, go first and hold the step while they are not
-        complete; then the lowest index goes first. Groups that have outlived the window are dropped.
+        Groups that have outlived the window are dropped.
         """
         step = self.next_step
         for group in [g for g in self._open.values() if g.complete and self.window.expired(g.oldest, step)]:
             self._drop_group(group, "too_stale")
-        taken: list[OpenGroup] = []
-        for task, q in self.quotas.items():
-            chosen = self._choose(task, q.quota, step)
-            if chosen is None:
-                return None
-            taken += chosen
+        taken = batches.choose(self._open.values(), self.quotas, self.window, step, self.short)
+        if taken is None:
+            return None
         for group in taken:
             del self._open[group.episode]
         self.next_step = step + 1
@@ -239,24 +203,9 @@ class Ledger:
         """The batch without the groups from which there is nothing to learn: what the trainer gets of it."""
         return replace(batch, groups=tuple(g for g in batch.groups if self.quotas[g.episode.task].teaches(g)))
 
-    def _choose(self, task: str, quota: int, step: int) -> list[OpenGroup] | None:
-        groups = sorted((g for g in self._open.values() if g.episode.task == task), key=lambda g: g.episode.index)
-        due = [g for g in groups if self.window.must_take(g.oldest, step)][:quota]
-        due_episodes = {g.episode for g in due}
-        rest = [g for g in groups if g.complete and g.episode not in due_episodes]
-        chosen = due + rest[: quota - len(due)]
-        if len(chosen) < quota or not all(g.complete for g in chosen):
-            return None
-        return sorted(chosen, key=lambda g: g.episode.index)
-
     def awaited(self) -> dict[str, int]:
         """Complete groups still missing from the next batch, by task; empty when it can be formed."""
-        missing = {}
-        for task, q in self.quotas.items():
-            complete = sum(1 for g in self._open.values() if g.episode.task == task and g.complete)
-            if self._choose(task, q.quota, self.next_step) is None:
-                missing[task] = max(1, q.quota - complete)
-        return missing
+        return batches.missing(self._open.values(), self.quotas, self.window, self.next_step, self.short)
 
     def settle(self, batch: Batch) -> Settlement:
         """Notes that the step consumed `batch`, and hands out every fate decided since the last settlement."""
@@ -273,7 +222,7 @@ class Ledger:
 
     def held(self) -> list[Receipt]:
         """Receipts of scored members that no batch has taken yet: a resumed run may train on them."""
-        return [m.receipt for g in self._open.values() for m in g.members if m.state == "scored" and m.receipt is not None]
+        return [m.receipt for _, m in self._members() if m.state == "scored" and m.receipt is not None]
 
     def cut(self) -> LedgerCut:
         """The state between two steps, to be stored with a checkpoint; a batch that was formed and not settled would be lost."""
@@ -282,28 +231,78 @@ class Ledger:
         )  # fmt: skip
 
     @classmethod
-    def restore(cls, cut: LedgerCut, quotas: Sequence[TaskQuota], window: StalenessWindow, policy: FailurePolicy, lineage: int) -> Ledger:
-        """The ledger that goes on from `cut` as lineage `lineage`; tasks that the cut does not know start at their first episode."""
-        ledger = cls(quotas, window, policy, lineage, cut.next_step)
+    def restore(
+        cls, cut: LedgerCut, quotas: Sequence[TaskQuota], window: StalenessWindow, policy: FailurePolicy, lineage: int, *,
+        redundancy: Redundancy | None = None, short: ShortRule = "wait",
+    ) -> Ledger:  # fmt: skip
+        """The ledger that goes on from `cut` as lineage `lineage`; tasks that the cut does not know start at their first episode.
+
+        One try a member goes on, and what rested is tried again at once.
+        """
+        ledger = cls(quotas, window, policy, lineage, cut.next_step, redundancy=redundancy, short=short)
         ledger._next_index |= {t: i for t, i in cut.next_index.items() if t in ledger._next_index}
         ledger._open = {g.episode: g for g in cut.open if g.episode.task in ledger.quotas}
         ledger.fates = Counter(cut.fates)
         ledger.late = cut.late
         ledger._unsettled = list(cut.unsettled)
+        for group, member in ledger._members():
+            member.tries = sorted(member.tries, key=lambda t: t.begun is None)[:1]
+            if member.state == "running" and not member.tries:
+                ledger._resting.append((0.0, group.episode, member.index))
+        heapq.heapify(ledger._resting)
         return ledger
 
     # ---- inside
 
-    def _running_member(self, attempt: Attempt) -> OpenMember | None:
-        group = self._open.get(attempt.episode)
-        if group is None:
-            return None
-        member = group.members[attempt.member]
-        return member if member.attempt == attempt and member.state == "running" else None
+    def _members(self) -> Iterator[tuple[OpenGroup, OpenMember]]:
+        return ((g, m) for g in self._open.values() for m in g.members)
 
-    def _note(self, member: OpenMember, fate: Fate) -> None:
+    def _member(self, attempt: Attempt) -> OpenMember | None:
+        group = self._open.get(attempt.episode)
+        return None if group is None else group.members[attempt.member]
+
+    def _send(self, episode: Episode, member: OpenMember, now: float) -> Attempt:
+        attempt = Attempt(episode, member.index, member.tried)
+        member.tried += 1
+        member.tries.append(Try(attempt, now, now + self.policy.lease_s))
+        return attempt
+
+    def _spares(self, now: float) -> list[Attempt]:
+        """Second tries for those that have waited for their first token longer than most, the longest first."""
+        found: list[Attempt] = []
+        if self.redundancy.rule != "before_first_token":
+            return found
+        patience = {task: self.delays.quantile(task, self.redundancy.patience) for task in self.quotas}
+        for group in self._open.values():
+            limit = patience[group.episode.task]
+            if limit is None:
+                continue
+            left = self.redundancy.spares(self.quotas[group.episode.task].group_size) - group.spares
+            late = [m for m in group.members if len(m.tries) == 1 and m.tries[0].begun is None and now - m.tries[0].since > limit]
+            for member in sorted(late, key=lambda m: m.tries[0].since)[: max(0, left)]:
+                found.append(self._send(group.episode, member, now))
+        return found
+
+    def _yield(self, member: OpenMember, tried: Try) -> None:
+        member.tries.remove(tried)
+        self.ends["yielded"] += 1
+        self._stops.append(tried.attempt)
+
+    def _stop(self, member: OpenMember, end: Literal["yielded", "stopped"]) -> None:
+        """Takes back all tries at a member that are out."""
+        if member.tries:
+            self.ends[end] += len(member.tries)
+        self._stops += [t.attempt for t in member.tries]
+        member.tries = []
+
+    def _drop(self, group: OpenGroup, member: OpenMember, fate: Fate, attempt: Attempt | None = None) -> None:
+        """Gives a member up; `attempt` is the one that decided it, if one did."""
+        if attempt is None:
+            attempt = member.receipt.attempt if member.receipt else Attempt(group.episode, member.index, max(0, member.tried - 1))
+        self._stop(member, "stopped")
         self.fates[fate] += 1
-        self._unsettled.append((member.attempt, member.receipt.nonce if member.receipt else "", fate))
+        self._unsettled.append((attempt, member.receipt.nonce if member.receipt else "", fate))
+        member.state = "dropped"
 
     def _filter(self, group: OpenGroup) -> None:
         """Drops a complete group that is not worth a step, so that its slot is free for another."""
@@ -326,4 +325,4 @@ class Ledger:
         del self._open[group.episode]
         for member in group.members:
             if member.state != "dropped":
-                self._note(member, fate)
+                self._drop(group, member, fate)

@@ -14,8 +14,8 @@ from rollart.types import Attempt, Batch, Member
 
 log = logging.getLogger(__name__)
 
-LEASE_CHECK_S = 1.0
-"""How often leases are looked at: they are minutes long, and a look costs a pass over what is in flight."""
+TICK_S = 1.0
+"""Between two looks at what time alone decides; a look costs a pass over what is in flight."""
 
 HOPELESS = 64
 """Failed attempts in a row, with none that succeeded between, after which the cause is the set-up and not bad luck."""
@@ -49,10 +49,9 @@ class Rollout:
         self._open = True
         running = self.ledger.running()
         self.ledger.renew(running, time.monotonic())
-        for episode in dict.fromkeys(a.episode for a in running):
-            self.dispatcher.dispatch([a for a in running if a.episode == episode])
+        self._dispatch(running)
         self._admit()
-        self._tasks = [asyncio.create_task(self._guard(self._follow())), asyncio.create_task(self._guard(self._watch_leases()))]
+        self._tasks = [asyncio.create_task(self._guard(self._follow())), asyncio.create_task(self._guard(self._watch_time()))]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -105,11 +104,16 @@ class Rollout:
     def _admit(self) -> None:
         if not self._open:  # the last version is announced when nothing is to start any more
             return
+        now = time.monotonic()
+        groups = self.ledger.admit(self._served, now)
+        self._dispatch([*(attempt for group in groups for attempt in group), *self.ledger.due(now)])
+
+    def _dispatch(self, attempts: list[Attempt]) -> None:
         by_task: dict[str, list[Attempt]] = {}
-        for attempts in self.ledger.admit(self._served, time.monotonic()):
-            by_task.setdefault(attempts[0].episode.task, []).extend(attempts)
-        for attempts in by_task.values():  # a graph a task: what a graph costs the scheduler, it costs once
-            self.dispatcher.dispatch(attempts)
+        for attempt in attempts:
+            by_task.setdefault(attempt.episode.task, []).append(attempt)
+        for of_task in by_task.values():  # a graph a task: what a graph costs the scheduler, it costs once
+            self.dispatcher.dispatch(of_task)
 
     async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
         """A background task's error must not be lost: the next call of `next_batch` raises it."""
@@ -121,24 +125,27 @@ class Rollout:
     async def _follow(self) -> None:
         async for ended in self.dispatcher.ended():
             for end in ended:
-                await self._end(end)
-            self._admit()
-            self._changed.set()
+                self._end(end)
+            await self._go_on()
 
-    async def _end(self, end: Ended) -> None:
+    def _end(self, end: Ended) -> None:
         self._last_end = time.monotonic()
         if end.member is not None:
             self._failures_in_a_row = 0
-            dropped_group = self.ledger.scored(end.member.receipt, end.member.score) and end.member.receipt.outcome == "over_age"
+            self.ledger.scored(end.member.receipt, end.member.score)
             self._observe(end.member)
-            if dropped_group:
-                await self._cancel_orphans()
-            self._give_up_on_filters()
-            return
-        self._failures_in_a_row += 1
-        if self._failures_in_a_row >= HOPELESS:
-            raise RolloutFailed(f"{HOPELESS} attempts in a row failed; the last, {end.attempt}: {end.error}") from end.error
-        await self._retry(end.attempt)
+        else:
+            self._failures_in_a_row += 1
+            if self._failures_in_a_row >= HOPELESS:
+                raise RolloutFailed(f"{HOPELESS} attempts in a row failed; the last, {end.attempt}: {end.error}") from end.error
+            self.ledger.failed(end.attempt, end.cause, time.monotonic())
+        self._give_up_on_filters()
+
+    async def _go_on(self) -> None:
+        """Stops what nobody wants any more, starts what is due, and has the batch looked at again."""
+        await self.dispatcher.cancel(self.ledger.stops())
+        self._admit()
+        self._changed.set()
 
     def _give_up_on_filters(self) -> None:
         reason = self.ledger.hopeless()
@@ -147,27 +154,11 @@ class Rollout:
                 f"{reason}: more would go the same way. Make the task easier or harder, raise max_tokens, or loosen tasks.NAME.filters"
             )
 
-    async def _retry(self, attempt: Attempt) -> None:
-        again = self.ledger.failed(attempt, time.monotonic())
-        if again is not None:
-            self.dispatcher.dispatch([again])
-        else:
-            await self._cancel_orphans()
-            self._give_up_on_filters()
-
-    async def _cancel_orphans(self) -> None:
-        """Cancels attempts whose group the ledger has dropped."""
-        wanted = set(self.ledger.running())
-        await self.dispatcher.cancel([a for a in self.dispatcher.attempts() if a not in wanted])
-
-    async def _watch_leases(self) -> None:
+    async def _watch_time(self) -> None:
+        """Looks every second at what time alone decides: leases that end, members that have rested, attempts that need a spare."""
         while True:
-            await asyncio.sleep(LEASE_CHECK_S)
-            overdue = self.ledger.overdue(time.monotonic())
-            await self.dispatcher.cancel(overdue)
-            for attempt in overdue:
+            await asyncio.sleep(TICK_S)
+            for attempt in self.ledger.expire(time.monotonic()):
                 log.warning("%s has not ended within rollout.lease: it counts as failed", attempt)
-                await self._retry(attempt)
-            if overdue:
-                self._admit()
-                self._changed.set()
+            self._give_up_on_filters()
+            await self._go_on()

@@ -9,7 +9,11 @@ from dataclasses import dataclass
 
 from distributed import Client, Future
 
+from rollart.control.failures import Cause
+from rollart.engines.errors import EngineError
+from rollart.rewards.protocol import VerifierFailed
 from rollart.rewards.worker import score_task
+from rollart.rollout.episode import EpisodeFailed
 from rollart.rollout.worker import trajectory_task
 from rollart.types import Attempt, Member
 
@@ -20,11 +24,12 @@ class Stalled(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """An attempt's end: scored (`member`), or failed with `error`."""
+    """An attempt's end: scored (`member`), or failed with `error`, whose fault it was being `cause`."""
 
     attempt: Attempt
     member: Member | None
     error: BaseException | None
+    cause: Cause = "machine"
 
 
 class Dispatcher:
@@ -106,8 +111,17 @@ class Dispatcher:
                 continue  # cancelled while the results came
             _, score = pair
             error = None if attempt in found else await _error(score)
-            ended.append(Ended(attempt, found.get(attempt), error))
+            ended.append(Ended(attempt, found.get(attempt), error, _cause(error)))
         return ended
+
+
+def _cause(error: BaseException | None) -> Cause:
+    """Whose fault an attempt's error is; what nobody is known to have caused is the machine's."""
+    if isinstance(error, EpisodeFailed):
+        return error.cause
+    if isinstance(error, VerifierFailed):
+        return "reward"
+    return "generation" if isinstance(error, EngineError) else "machine"
 
 
 async def _error(score: Future) -> BaseException:

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from rollart.control.failures import Cause
 from rollart.control.seeds import derive, environment_seed, sampling_seed
 from rollart.control.staleness import StalenessWindow
 from rollart.environments.protocol import Environment, Scripted, StepResult
@@ -48,6 +49,10 @@ class Codec(Protocol):
 
 class EpisodeFailed(RuntimeError):
     """The machine, a service or the environment's code failed, not the policy: the attempt is tried again and never scored."""
+
+    def __init__(self, message: str, cause: Cause = "environment") -> None:
+        super().__init__(message)
+        self.cause: Cause = cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +203,7 @@ class _SampledPlay:
         result = await self.generate(request)
         seconds["generate"] += time.perf_counter() - started
         if result.finish_reason == "abort":
-            raise EpisodeFailed(f"the engine aborted turn {turn} of {self.attempt}")
+            raise EpisodeFailed(f"the engine aborted turn {turn} of {self.attempt}", "generation")
         segment.append_response(result.ids, result.logprobs, [v.step for v in result.versions], result.finish_reason, result.cached_tokens)
         return r.codec.decode([i for i in result.ids if i not in r.codec.eos_ids])
 

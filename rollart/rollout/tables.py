@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rollart.control.ledger import Settlement
+from rollart.control.cut import Settlement
 from rollart.rollout.records import COMPACTED, FATE_SCHEMA, FATES, FLUSHED, SCHEMA, attempt_columns, read_table
 from rollart.types import Batch, Member
 from storage.objects.store import ObjectStore

@@ -113,7 +113,7 @@ class EnvironmentPlugin(WorkerPlugin):
 
     def _shared(self) -> _Shared:
         if self.shared is None:
-            raise EpisodeFailed("the worker's rollout plugin is not set up")
+            raise EpisodeFailed("the worker's rollout plugin is not set up", "machine")
         return self.shared
 
     def runner(self, attempt: Attempt) -> EpisodeRunner:
@@ -147,7 +147,7 @@ class EnvironmentPlugin(WorkerPlugin):
                 if loss == ENGINE_LOSSES:
                     raise
                 revision = table.revision
-        raise EpisodeFailed("no engine was asked")
+        raise EpisodeFailed("no engine was asked", "generation")
 
     async def _ask(self, table: EngineTable, attempt: Attempt, request: GenerateRequest) -> GenerateResult:
         shared, key = self._shared(), str(attempt)
@@ -171,7 +171,8 @@ class EnvironmentPlugin(WorkerPlugin):
                     shared.announced.clear()
                     await shared.announced.wait()
         except TimeoutError:
-            raise EpisodeFailed(f"no engine was announced to this worker within {ENGINE_WAIT_S:.0f} s; look at the generation workers") from None
+            reason = f"no engine was announced to this worker within {ENGINE_WAIT_S:.0f} s; look at the generation workers"
+            raise EpisodeFailed(reason, "generation") from None
         return shared.table
 
     def forget(self, attempt: Attempt) -> None:
@@ -195,7 +196,7 @@ async def trajectory_task(attempt: Attempt, key: str) -> Receipt:
     """One trajectory as one Dask task, whose key is `key`: plays the attempt to its end and returns a receipt once it is durable."""
     plugin, this = _plugin(), asyncio.current_task()
     if this is None:
-        raise EpisodeFailed("a trajectory runs as a task of the worker's event loop")
+        raise EpisodeFailed("a trajectory runs as a task of the worker's event loop", "machine")
     plugin.running[key] = this
     try:
         return await plugin.keep(await _played(plugin, attempt))

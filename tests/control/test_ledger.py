@@ -5,7 +5,10 @@ import random
 import pytest
 from pydantic import TypeAdapter
 
-from rollart.control.ledger import FailurePolicy, Ledger, LedgerCut, LedgerError, TaskQuota
+from rollart.control.cut import LedgerCut
+from rollart.control.failures import FailurePolicy
+from rollart.control.ledger import Ledger, LedgerError
+from rollart.control.quotas import TaskQuota
 from rollart.control.staleness import StalenessWindow
 from rollart.types import Attempt, Batch, Outcome, Receipt, Score
 
@@ -76,12 +79,13 @@ def test_every_tasks_quota_is_held_whatever_ends_first() -> None:
 def test_a_late_result_of_an_older_attempt_is_counted_and_ignored() -> None:
     ledger = make()
     first = ledger.admit(served=0, now=0.0)[0][0]
-    again = ledger.failed(first, now=1.0)
+    assert ledger.failed(first, "environment", now=1.0)
+    (again,) = ledger.due(now=1.0)
     assert again == first.retried()
     assert finish(ledger, first, 0) is False and ledger.late == 1
     assert finish(ledger, again, 0) is True
     assert finish(ledger, again, 0, nonce="second execution") is False and ledger.late == 2
-    assert ledger.failed(first, now=2.0) is None and ledger.late == 3
+    assert ledger.failed(first, "environment", now=2.0) is False and ledger.late == 3
 
 
 def test_score_and_receipt_of_two_executions_are_refused() -> None:
@@ -96,8 +100,9 @@ def test_a_member_that_fails_for_good_drops_its_group_below_min_members_and_the_
     ledger = make(quota=1, size=3, min_members=3, attempts=1)
     first, _ = ledger.admit(served=0, now=0.0)
     finish(ledger, first[0], 0)
-    assert ledger.failed(first[1], now=0.0) is None
-    assert dict(ledger.fates) == {"failed": 1, "group_short": 2}
+    assert ledger.failed(first[1], "environment", now=0.0)
+    assert dict(ledger.fates) == {"failed": 1, "group_short": 2} and ledger.due(now=0.0) == []
+    assert ledger.stops() == [first[2]] and ledger.stops() == []
     assert first[2] not in ledger.running()
     assert [g[0].episode.index for g in ledger.admit(served=0, now=0.0)] == [2]
 
@@ -105,7 +110,7 @@ def test_a_member_that_fails_for_good_drops_its_group_below_min_members_and_the_
 def test_a_group_above_min_members_goes_on_without_the_lost_one() -> None:
     ledger = make(quota=1, size=3, min_members=2, attempts=1)
     first, _ = ledger.admit(served=0, now=0.0)
-    ledger.failed(first[1], now=0.0)
+    ledger.failed(first[1], "environment", now=0.0)
     finish(ledger, first[0], 0, 0.0)
     finish(ledger, first[2], 0, 1.0)
     batch = ledger.form_batch()
@@ -134,10 +139,12 @@ def test_a_group_that_outlived_the_window_is_dropped_when_a_batch_is_formed() ->
 def test_leases_end_and_are_renewed() -> None:
     ledger = make(quota=1, alpha=0)
     (group,) = ledger.admit(served=0, now=0.0)
-    assert ledger.overdue(now=9.9) == []
-    assert ledger.overdue(now=10.0) == group
-    ledger.renew(group, now=10.0)
-    assert ledger.overdue(now=19.9) == []
+    assert ledger.expire(now=9.9) == []
+    ledger.renew(group[:1], now=9.0)
+    assert ledger.expire(now=10.0) == group[1:] == ledger.stops()
+    assert ledger.due(now=10.0) == [group[1].retried()]
+    assert ledger.expire(now=19.0) == group[:1]
+    assert ledger.ends == {"failed:lease": 2}
 
 
 def test_groups_without_signal_are_settled_as_such() -> None:
@@ -198,7 +205,7 @@ def test_a_group_that_a_given_up_member_completes_is_filtered_too() -> None:
     (group,) = ledger.admit(served=0, now=0.0)
     for attempt in group[:2]:
         finish(ledger, attempt, 0, value=1.0)
-    assert ledger.failed(group[2], 0.0) is None
+    assert ledger.failed(group[2], "environment", 0.0)
     assert ledger.fates == {"failed": 1, "no_signal": 2} and len(ledger.admit(served=0, now=0.0)) == 1
 
 
@@ -251,7 +258,7 @@ def test_a_fate_decided_between_a_step_and_its_checkpoint_is_settled_once_after_
     assert batch is not None
     ledger.settle(batch)
     lost, mate = groups[1]
-    ledger.failed(lost, now=1.0)
+    ledger.failed(lost, "environment", now=1.0)
     adapter = TypeAdapter(LedgerCut)
     restored = Ledger.restore(
         adapter.validate_json(adapter.dump_json(ledger.cut())), list(ledger.quotas.values()), ledger.window, ledger.policy, lineage=1
@@ -279,7 +286,8 @@ def test_under_random_schedules_every_member_has_one_fate_and_nothing_trained_is
         if running:
             attempt = rng.choice(running)
             if rng.random() < 0.1:
-                ledger.failed(attempt, 0.0)
+                ledger.failed(attempt, "environment", 0.0)
+                ledger.due(0.0)
             else:
                 age = version - started[attempt]
                 finish(ledger, attempt, started[attempt], rng.random(), outcome="over_age" if age > alpha else "terminated")

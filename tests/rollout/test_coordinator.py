@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
-from rollart.control.ledger import FailurePolicy, Ledger, TaskQuota
+from rollart.control.failures import FailurePolicy
+from rollart.control.ledger import Ledger
+from rollart.control.quotas import TaskQuota
 from rollart.control.staleness import StalenessWindow
 from rollart.rollout import coordinator
 from rollart.rollout.coordinator import Rollout, RolloutFailed, Stalled
@@ -60,7 +62,7 @@ class Cluster:
         self._end([Ended(a, _member(a, version, outcome), None) for a in attempts])
 
     def fail(self, attempts: Sequence[Attempt], error: str = "the engine is gone") -> None:
-        self._end([Ended(a, None, RuntimeError(error)) for a in attempts])
+        self._end([Ended(a, None, RuntimeError(error), "environment") for a in attempts])
 
     def _end(self, ends: list[Ended]) -> None:
         self.open = [a for a in self.open if a not in {e.attempt for e in ends}]
@@ -119,7 +121,7 @@ async def test_what_failed_is_tried_again_and_given_up_with_its_group() -> None:
 
 
 async def test_silent_attempts_are_cancelled_when_their_lease_ends_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator, "LEASE_CHECK_S", 0.001)
+    monkeypatch.setattr(coordinator, "TICK_S", 0.001)
     cluster = Cluster()
     async with rollout(cluster, lease_s=0.05) as running:
         silent = list(cluster.open)

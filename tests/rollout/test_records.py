@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rollart.control.ledger import Settlement
+from rollart.control.cut import Settlement
 from rollart.rollout.reader import StoredTrajectories
 from rollart.rollout.records import RecordMissing, RecordsDamaged, decode, encode
 from rollart.rollout.tables import abandon_after, compact, evaluation_rows, score_table, settlement_rows, write_fates
