@@ -140,38 +140,43 @@ def _flat_gradient(learner: Learner) -> Tensor:
     return torch.cat([p.grad.flatten() for p in learner.policy.parameters().values() if p.grad is not None])
 
 
-@pytest.mark.parametrize("correction", ["sequence", "none"])
-def test_trajectories_whose_tokens_are_of_several_versions_give_the_learner_the_true_gradient(tmp_path: Path, correction: str) -> None:
-    """All of them, as segments with stored log-probabilities and versions; without correction, the gradient that ignores who sampled."""
+@pytest.mark.parametrize("correction", ["sequence", "token", "none"])
+def test_trajectories_whose_tokens_are_of_several_versions_give_the_learner_the_right_gradient(tmp_path: Path, correction: str) -> None:
+    """All of them, as segments with stored log-probabilities and versions: by sequence the true gradient, else the one that is predicted."""
     versions = _versions_of_a_model(tmp_path)
     trainer = versions[2]
     trainer.settings = trainer.settings.model_copy(update={"loss": trainer.settings.loss.model_copy(update={"correction": correction})})
     with torch.no_grad():
-        stored = [_log_p_of(learner) for learner in versions]
-    trajectories, advantages, chances = [], {}, torch.zeros(len(TRAJECTORIES), dtype=torch.float64)
+        stored = torch.stack([_log_p_of(learner) for learner in versions])
     tokens = len(MIXES) * len(TRAJECTORIES) * LENGTH
-    for (index, (mix, share)), (number, actions) in itertools.product(enumerate(MIXES.items()), enumerate(TRAJECTORIES)):
-        sampled = [float(stored[version][number, t]) for t, version in enumerate(mix)]
-        segment = Segment()
-        segment.append_prompt(PROMPT)
-        segment.append_response(list(actions), sampled, list(mix), "stop")
-        attempt = Attempt(Episode("tabular", index), number)
-        trajectories.append(Trajectory(attempt, f"n{index}-{number}", 0, 0, [segment], "terminated"))
-        chance = share * math.exp(sum(sampled))
-        chances[number] += chance
-        advantages[attempt] = chance * REWARD[actions] * tokens  # the loss divides by all tokens
+    trajectories, advantages, by_mix = [], {}, []
+    for index, (mix, share) in enumerate(MIXES.items()):
+        sampled = stored[list(mix), :, range(LENGTH)].T
+        chance = share * sampled.sum(-1).exp()
+        by_mix.append((chance, (stored[2] - sampled).exp()))
+        for number, actions in enumerate(TRAJECTORIES):
+            segment = Segment()
+            segment.append_prompt(PROMPT)
+            segment.append_response(list(actions), sampled[number].tolist(), list(mix), "stop")
+            attempt = Attempt(Episode("tabular", index), number)
+            trajectories.append(Trajectory(attempt, f"n{index}-{number}", 0, 0, [segment], "terminated"))
+            advantages[attempt] = float(chance[number]) * REWARD[actions] * tokens  # the loss divides by all tokens
     seen = Observations()
-    micros = trainer.cut(build_batch(trajectories, advantages, 2).sequences)
-    trainer.accumulate(Minibatch(micros, None, None), 2, seen)
+    trainer.accumulate(Minibatch(trainer.cut(build_batch(trajectories, advantages, 2).sequences), None, None), 2, seen)
     found = -_flat_gradient(trainer)
     trainer.policy.model.zero_grad(set_to_none=True)
-    own = _log_p_of(trainer).sum(-1)
-    weight = own.exp() if correction == "sequence" else chances * own  # the expectation itself, or the score of whatever was sampled
-    (torch.tensor([REWARD[t] for t in TRAJECTORIES], dtype=torch.float64) * weight).sum().backward()
+    own = _log_p_of(trainer)
+    if correction == "sequence":
+        gains = own.sum(-1).exp()  # whose gradient, with the rewards, is that of the expectation itself
+    else:
+        gains = sum(chance * ((ratio if correction == "token" else 1.0) * own).sum(-1) for chance, ratio in by_mix)
+    (torch.tensor([REWARD[t] for t in TRAJECTORIES], dtype=torch.float64) * gains).sum().backward()
     assert float((found - _flat_gradient(trainer)).abs().max()) < 1e-9
     assert float(found.abs().max()) > 1e-2
-    counts = {age: told.tokens for age, told in seen.summary()["by_staleness"].items()}
-    assert counts == {age: len(TRAJECTORIES) * sum(mix.count(2 - age) for mix in MIXES) for age in range(3)}
+    for age, told in seen.summary()["by_staleness"].items():
+        ratios = [ratio[:, t] for mix, (_, ratio) in zip(MIXES, by_mix, strict=True) for t in range(LENGTH) if mix[t] == 2 - age]
+        assert told.tokens == len(TRAJECTORIES) * len(ratios)
+        assert told.weight == pytest.approx(float(torch.cat(ratios).mean()), rel=1e-9)
 
 
 def test_weights_are_told_by_staleness_with_their_distribution_and_effective_sample_size() -> None:
