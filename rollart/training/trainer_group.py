@@ -69,9 +69,9 @@ class TrainerGroup(Trainer):
 
     async def resume(self) -> Resumed:
         first, *others = self._members
-        found: Resumed = (await self._ask("resume", [(first, tasks.resume_task, ())], exclusive=True))[0]
+        found: Resumed = (await self._all("resume", [(first, tasks.resume_task, ())], exclusive=True))[0]
         if found.version is not None:
-            await self._ask("load-checkpoint", [(address, tasks.load_checkpoint_task, (found.version,)) for address in others], exclusive=True)
+            await self._all("load-checkpoint", [(address, tasks.load_checkpoint_task, (found.version,)) for address in others], exclusive=True)
         return found
 
     async def _together(self, name: str, task: Callable[..., Any], *args: Any) -> Any:
@@ -104,14 +104,14 @@ class TrainerGroup(Trainer):
         if not self._sharded:
             return await self._on_first("publish", version, tasks.publish_task, version, parent, metadata)
         attempt = await self._run("open-attempt", rank_tasks.attempt_task)
-        await self._ask("publish-part", [(a, rank_tasks.publish_part_task, (version, attempt)) for a in self._members])
+        await self._all("publish-part", [(a, rank_tasks.publish_part_task, (version, attempt)) for a in self._members])
         return await self._on_first("publish", version, rank_tasks.commit_version_task, version, attempt, parent, metadata)
 
     async def checkpoint(self, version: Version, documents: dict[str, Any]) -> Version:
         if not self._sharded:
             return await self._on_first("checkpoint", version, tasks.checkpoint_task, version, documents)
         attempt = await self._run("open-attempt", rank_tasks.attempt_task)
-        await self._ask("checkpoint-part", [(a, rank_tasks.checkpoint_part_task, (version, attempt)) for a in self._members])
+        await self._all("checkpoint-part", [(a, rank_tasks.checkpoint_part_task, (version, attempt)) for a in self._members])
         return await self._on_first("checkpoint", version, rank_tasks.commit_checkpoint_task, version, attempt, documents)
 
     async def collect(self, keeping: Keeping) -> None:
@@ -195,6 +195,13 @@ class TrainerGroup(Trainer):
         return worker.resources.get(self._resource, 0) >= 1
 
     # ---- asking
+
+    async def _all(self, name: str, calls: Sequence[tuple[str, Callable[..., Any], tuple[Any, ...]]], *, exclusive: bool = False) -> list[Any]:
+        """The results of tasks none of which another worker can do. TrainerLost if a worker is gone or silent."""
+        try:
+            return await self._ask(name, calls, exclusive=exclusive)
+        except GroupBroken as error:
+            raise TrainerLost(", ".join(self._members), f"{name} ({error})") from error
 
     async def _ask(self, name: str, calls: Sequence[tuple[str, Callable[..., Any], tuple[Any, ...]]], *, exclusive: bool = False) -> list[Any]:
         """The results of tasks, one on each of some workers. If one fails or loses its worker, the others get time to notice.
