@@ -119,8 +119,16 @@ def go_on(case: Case, ranks: Ranks, url: str) -> dict[str, Numbers]:
     return {name: whole(value) for name, value in learner.weights().items()}
 
 
+def take_over(case: Case, ranks: Ranks, url: str) -> dict[str, Numbers]:
+    """What the ranks hold together once each has taken its part of the version after the first step."""
+    learner = learner_of(case, ranks)
+    learner.load_weights(WeightStore(f"{url}/weights").pull(Version(0, 1)), step=1)
+    return {name: whole(value) for name, value in learner.weights().items()}
+
+
 def main(rank: int, port: int, cases: Mapping[str, Case], url: str, attempt: str, results: Connection) -> None:
-    """Rank `rank` at the store of `port`: sends what it found, by case and number of ranks, and what came of going on from a checkpoint."""
+    """Rank `rank` at the store of `port`: sends what it found, by case and number of ranks, and what came of going on from a checkpoint
+    and from a version."""
     torch.set_num_threads(1)
     found: dict[tuple[str, int], Found] = {}
     for count in (3, 2):
@@ -133,5 +141,6 @@ def main(rank: int, port: int, cases: Mapping[str, Case], url: str, attempt: str
             leave()
     ranks = ProcessRanks.join("127.0.0.1", port, 4, rank, 3, device="cpu", timeout_s=60)
     resumed = go_on(cases["sharded"], ranks, url)
+    taken = take_over(cases["sharded"], ranks, url)
     leave()
-    results.send((found, resumed))
+    results.send((found, resumed, taken))

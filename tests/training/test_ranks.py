@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from rollart.engines.weight_cache import WeightCache
 from rollart.training.metrics import StepMetrics
 from rollart.training.process_group import open_store
 from rollart.training.ranks import ALONE
@@ -21,6 +25,11 @@ from storage.version import Version
 from storage.weights import WeightStore
 from tests.training.conftest import make_trajectories_of
 from tests.training.rank_process import Case, Found, Numbers, carry_out, go_on, main
+
+PASSES = {"passes_1": (10_000, None), "passes_2": (133, 1), "passes_7": (36, 2)}
+"""The token budget, and what the order of the batch is drawn with, None for its own."""
+
+CUT = [f"{name}_{dtype}" for name in PASSES for dtype in ("float64", "float32")]
 
 NAMES = ["plain", "rich", "valued", "narrow", "sharded", "sharded_rich", "sharded_valued", "sharded_narrow", "sharded_bfloat16"]
 EXACT = [n for n in NAMES if not n.endswith(("narrow", "bfloat16"))]
@@ -67,6 +76,14 @@ def cases(gpt2: Path) -> dict[str, Case]:
     for name in NAMES:
         batches = [batch_of(trajectories, 0, every), batch_of(trajectories, 1, few if name.endswith("rich") else every)]
         found[name] = Case(str(gpt2), settings(name), trajectories, batches, [receipt_of(t, i) for i, t in enumerate(trajectories)])
+    for name in CUT:
+        kind, _, dtype = name.rpartition("_")
+        budget, order = PASSES[kind]
+        rows = every if order is None else random.Random(order).sample(every, len(every))
+        made = LearnerSettings.model_validate(
+            {"model": {"dtype": dtype}, "batch": {"token_budget": budget, "packing": False}, "loss": {"entropy": 0.01}}
+        )
+        found[name] = Case(str(gpt2), made, trajectories, [batch_of(trajectories, 0, rows)], [])
     return found
 
 
@@ -97,7 +114,7 @@ def sent(cases: dict[str, Case], url: str) -> Iterator[list[Any]]:
 
 @pytest.fixture(scope="module")
 def together(sent: list[Any]) -> list[dict[tuple[str, int], Found]]:
-    return [found for found, _ in sent]
+    return [found for found, _, _ in sent]
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +138,16 @@ def test_gradients_and_weights_are_those_of_one_rank(together: Any, expected: di
     if name in EXACT:  # Adam divides by the gradient's size, which makes much of what rounding leaves in float32
         assert max(apart(mine, theirs) for mine, theirs in zip(found.gradients, wanted.gradients, strict=True)) <= 10 * close
         assert apart(found.weights, wanted.weights) <= 10 * close
+
+
+@pytest.mark.parametrize(("dtype", "close"), [("float64", 1e-10), ("float32", 1e-5)])
+def test_gradients_agree_across_1_2_and_7_passes_1_2_and_3_ranks_and_orders(
+    together: Any, expected: dict[str, Found], dtype: str, close: float
+) -> None:
+    wanted = expected[f"passes_1_{dtype}"]
+    assert [expected[f"{name}_{dtype}"].steps[0].micro_batches for name in PASSES] == [1, 2, 7]
+    for found in (*(expected[f"{n}_{dtype}"] for n in PASSES), *(together[0][f"{n}_{dtype}", count] for n in PASSES for count in (2, 3))):
+        assert apart(found.gradients[0], wanted.gradients[0]) <= close
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -157,12 +184,12 @@ def test_each_trajectory_is_read_by_one_rank(together: Any, cases: dict[str, Cas
 
 def test_what_two_ranks_save_three_ranks_and_one_go_on_from(sent: Any, cases: dict[str, Case], url: str) -> None:
     alone = go_on(cases["sharded"], ALONE, url)
-    for _, resumed in sent:
+    for _, resumed, _ in sent:
         assert apart(resumed, alone) <= 1e-9
     assert apart(alone, carry_out(replace(cases["sharded"], supervised=[]), ALONE).weights) <= 1e-9
 
 
-def test_two_ranks_publish_a_version_that_is_pulled_like_any_other(sent: Any, cases: dict[str, Case], url: str) -> None:
+def test_two_ranks_publish_a_version_that_is_pulled_like_any_other(sent: Any, cases: dict[str, Case], url: str, tmp_path: Path) -> None:
     store = WeightStore(f"{url}/weights")
     case = replace(cases["sharded"], supervised=[], batches=cases["sharded"].batches[:1])
     wanted = carry_out(case, ALONE).weights
@@ -172,3 +199,10 @@ def test_two_ranks_publish_a_version_that_is_pulled_like_any_other(sent: Any, ca
     rows = store.pull(Version(0, 1), names=[name], slices={name: slice(1, 4)})[name]
     assert np.array_equal(rows.double().numpy(), found[name][1:4].double().numpy())
     assert any(tensor.shards for tensor in store.commit(Version(0, 1)).tensors.values())
+    for _, _, taken in sent:  # by each of three ranks, which hold a third of it
+        assert all(np.array_equal(taken[n], value.double().numpy()) for n, value in found.items())
+    cache = WeightCache(store, tmp_path)  # where a host's engines load from
+    loaded = load_file(cache.fetch(Version(0, 1)) / "model.safetensors")
+    cache.close()
+    assert loaded.keys() == found.keys()
+    assert all(torch.equal(loaded[n], value) for n, value in found.items())
