@@ -38,7 +38,8 @@ class PartedVersions:
         self._versioned.check_free(version)
         started = time.time()
         folder = self._versioned.store.child(layout.data_prefix(version, attempt))
-        arrays, objects = write_arrays(folder, packed.arrays)
+        with folder.together():
+            arrays, objects = write_arrays(folder, packed.arrays)
         folder.write(part_key(rank), encode_part(Part(FORMAT, version, attempt, rank, ranks, started, arrays, held, objects)))
 
     def commit(

@@ -131,8 +131,9 @@ class VersionedStore:
         prefix = layout.data_prefix(version, attempt)
         folder = self.store.child(prefix)
         try:
-            arrays, objects = write_arrays(folder, packed.arrays)
-            said = {name: put_object(folder, f"documents/{name}.json", data) for name, data in documents.items()}
+            with folder.together():
+                arrays, objects = write_arrays(folder, packed.arrays)
+                said = {name: put_object(folder, f"documents/{name}.json", data) for name, data in documents.items()}
             kept = put_files(self.store, files)
         except StoreError:
             self._drop(prefix)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -16,9 +16,12 @@ from storage.format.checksums import Running, block_sums, combined
 from storage.format.dtypes import ITEMSIZE
 from storage.format.index import ArrayEntry, ChunkEntry
 from storage.format.numbers import Numbers, numbers_of, spelled
-from storage.objects.spans import Bytes, Seen, total
+from storage.objects.spans import Bytes, Content, Seen, cut, total
 from storage.objects.store import ObjectStore
 from storage.version import Version
+
+_SUMMED_BYTES = 1 << 20
+"""Whole blocks that are summed up and then written, before the next: they are read from memory once."""
 
 
 class ArrayReader(Protocol):
@@ -149,12 +152,20 @@ def write_chunk(store: ObjectStore, name: str, array: ArrayValues, number: int) 
     padding = size - total(parts)
     if padding:
         parts.append(np.zeros(padding, dtype=np.uint8))
-    sums = block_sums(parts, layout.BLOCK_BYTES)
-    crc = combined(sums, layout.BLOCK_BYTES, size)
-    seal = np.frombuffer(crc.to_bytes(layout.CHECKSUM_BYTES, "little"), dtype=np.uint8)
+    sums: list[int] = []
+
+    def sealed() -> Iterator[Bytes]:
+        sums.clear()
+        for at in range(0, size, _SUMMED_BYTES):
+            piece = cut(parts, at, at + _SUMMED_BYTES)
+            sums.extend(block_sums(piece, layout.BLOCK_BYTES))
+            yield from piece
+        crc = combined(sums, layout.BLOCK_BYTES, size)
+        yield np.frombuffer(crc.to_bytes(layout.CHECKSUM_BYTES, "little"), dtype=np.uint8)
+
     key = layout.chunk_key(name, number)
-    store.write(key, [*parts, seal])
-    return ChunkEntry(key, size + layout.CHECKSUM_BYTES, crc, spelled(sums))
+    store.write(key, Content(size + layout.CHECKSUM_BYTES, sealed))
+    return ChunkEntry(key, size + layout.CHECKSUM_BYTES, combined(sums, layout.BLOCK_BYTES, size), spelled(sums))
 
 
 def _other_size(entry: ChunkEntry) -> str:

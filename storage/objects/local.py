@@ -11,23 +11,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import FileIO
 
-import numpy as np
-
 from storage.errors import UnsafePath
 from storage.objects import paths
 from storage.objects.file_bytes import fill, put
 from storage.objects.info import ObjectInfo
-from storage.objects.spans import Bytes, Seen
+from storage.objects.spans import Bytes, Content, Seen
+from storage.objects.syncing import Syncing, remove, sync_folder
 
 
 class LocalObjects:
     """Files under `root`, which is made on the first write. `durable` writes reach the disk (fsync) before they count."""
 
+    parallel = 2  # two copy and count in turns; more only wait for each other
+
     def __init__(self, root: str, *, durable: bool = False) -> None:
         self._root = os.path.realpath(os.path.expanduser(root))
         self._durable = durable
-        # Two copy and count in turns; with more, some wait for the disk meanwhile.
-        self.parallel = 4 if durable else 2
+        self._syncing: Syncing | None = None
 
     @property
     def url(self) -> str:
@@ -43,22 +43,44 @@ class LocalObjects:
             fill(file.fileno(), buffers, start, seen)
             return os.fstat(file.fileno()).st_size
 
-    def write(self, path: str, parts: Sequence[Bytes]) -> None:
+    def write(self, path: str, content: Content) -> None:
         target = self._file(path)
-        with self._temporary(target, parts) as temporary:
+        folder = os.path.dirname(target)
+        if self._syncing is not None:
+            self._write_behind(target, content, self._syncing)
+            self._syncing.folders([folder])
+            return
+        with self._temporary(folder, content) as temporary:
             os.replace(temporary, target)
-        self._sync_folder(target)
+        self._sync([folder])
 
     def create(self, path: str, data: bytes) -> bool:
         target = self._file(path)
+        folder = os.path.dirname(target)
         try:
-            with self._temporary(target, [np.frombuffer(data, dtype=np.uint8)]) as temporary:
+            with self._temporary(folder, Content.of(data)) as temporary:
                 # A link appears whole and only if the name is free; opening with O_EXCL would show an empty file first.
                 os.link(temporary, target)
         except FileExistsError:
             return False
-        self._sync_folder(target)
+        self._sync([folder])
         return True
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is written through this object within is on the disk at the end: files are synced while others are written, and appear
+        then, each folder once."""
+        if not self._durable or self._syncing is not None:
+            yield
+            return
+        self._syncing = syncing = Syncing()
+        failed = True
+        try:
+            yield
+            failed = False
+        finally:
+            self._syncing = None
+            syncing.finish(failed=failed)
 
     def infos(self, prefix: str) -> list[ObjectInfo]:
         return self._walk(prefix, temporary=False)
@@ -107,39 +129,56 @@ class LocalObjects:
         return full
 
     @contextmanager
-    def _temporary(self, target: str, parts: Sequence[Bytes]) -> Iterator[str]:
-        """A closed file with `parts` in `target`'s folder; gone at the end unless it was renamed."""
-        folder = os.path.dirname(target)
-        name = os.path.join(folder, paths.TEMPORARY + uuid.uuid4().hex)
-        try:
-            try:
-                file = open(name, "xb", buffering=0)  # noqa: SIM115  closed right below
-            except FileNotFoundError:
-                self._make(folder)
-                file = open(name, "xb", buffering=0)  # noqa: SIM115
+    def _temporary(self, folder: str, content: Content) -> Iterator[str]:
+        """A closed file with `content` in `folder`; gone at the end unless it was renamed."""
+        with self._opened_new(folder) as (name, file):
             with file:
-                put(file.fileno(), parts)
+                put(file.fileno(), content)
                 if self._durable:
                     os.fsync(file.fileno())
             yield name
-        finally:
-            with suppress(FileNotFoundError, NotADirectoryError):
-                os.unlink(name)
+            remove(name)
+
+    def _write_behind(self, target: str, content: Content, syncing: Syncing) -> None:
+        with self._opened_new(os.path.dirname(target)) as (name, file), file:
+            put(file.fileno(), content)
+            # (An error of the disk is told to those who had the file open when it came.)
+            syncing.file(os.dup(file.fileno()), name, target)
+
+    @contextmanager
+    def _opened_new(self, folder: str) -> Iterator[tuple[str, FileIO]]:
+        """A new file in `folder`, which is made if it isn't there; gone if what is done with it fails."""
+        name = os.path.join(folder, paths.TEMPORARY + uuid.uuid4().hex)
+        try:
+            file = FileIO(name, "xb")
+        except FileNotFoundError:
+            self._make(folder)
+            file = FileIO(name, "xb")
+        try:
+            yield name, file
+        except BaseException:
+            remove(name)
+            raise
 
     def _make(self, folder: str) -> None:
+        """Makes a folder. It has reached the disk once its parent's list of names has, and so have the parents that are new."""
+        last = self._root
+        while not os.path.isdir(os.path.dirname(last)):
+            last = os.path.dirname(last)
         os.makedirs(folder, exist_ok=True)
-        while folder.startswith(self._root):  # a new folder has reached the disk once its parent's list of names has
-            self._sync_folder(folder)
-            folder = os.path.dirname(folder)
+        parents = [os.path.dirname(folder)]
+        while folder != last:
+            folder = parents[-1]
+            parents.append(os.path.dirname(folder))
+        self._sync(parents)
 
-    def _sync_folder(self, target: str) -> None:
-        if not self._durable:
-            return
-        descriptor = os.open(os.path.dirname(target), os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    def _sync(self, folders: Sequence[str]) -> None:
+        """Brings the folders' lists of names to the disk, now or with what is written `together`."""
+        if self._syncing is not None:
+            self._syncing.folders(folders)
+        elif self._durable:
+            for folder in folders:
+                sync_folder(folder)
 
 
 def _raise_unless_absent(error: OSError) -> None:

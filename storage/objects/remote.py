@@ -21,7 +21,7 @@ from storage.objects import client_errors
 from storage.objects.clients import open_client, refusal
 from storage.objects.info import ObjectInfo
 from storage.objects.retries import retried
-from storage.objects.spans import Bytes, Seen, spread, total
+from storage.objects.spans import Bytes, Content, Seen, spread, total
 
 WRITE_S = 30.0
 SLOWEST_BYTES_PER_S = 0.5e6
@@ -96,9 +96,9 @@ class RemoteObjects:
             seen(buffers)
         return start + len(data)
 
-    def write(self, path: str, parts: Sequence[Bytes]) -> None:
+    def write(self, path: str, content: Content) -> None:
         key = self._key(path)
-        data = b"".join(part.data for part in parts)
+        data = b"".join(part.data for part in content.parts())
         self._retried(lambda: self._call("pipe_file", key, data, seconds=_write_seconds(data)), "writing", path)
 
     def create(self, path: str, data: bytes) -> bool:

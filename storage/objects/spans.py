@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,25 @@ Bytes = npt.NDArray[np.uint8]
 
 Seen = Callable[[Sequence[Bytes]], None]
 """Is shown what was read, part by part and in order, while it is in the processor's cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What an object is to hold: `size` bytes, in parts back to back. They are made as they are written, each time anew, so that work
+    on them finds them in the processor's cache."""
+
+    size: int
+    parts: Callable[[], Iterable[Bytes]]
+
+    @classmethod
+    def of(cls, data: bytes | Bytes | Sequence[Bytes] | Content) -> Content:
+        """`data` as the content of an object; a sequence stands for its parts."""
+        if isinstance(data, Content):
+            return data
+        if isinstance(data, bytes):
+            data = np.frombuffer(data, dtype=np.uint8)
+        parts = [data] if isinstance(data, np.ndarray) else data
+        return cls(total(parts), lambda: parts)
 
 
 def total(buffers: Sequence[Bytes]) -> int:

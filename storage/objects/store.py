@@ -6,7 +6,7 @@ import os
 import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,9 +17,9 @@ from storage.objects.conditions import RULE, condition_of
 from storage.objects.info import ObjectInfo
 from storage.objects.local import LocalObjects
 from storage.objects.remote import RemoteObjects
-from storage.objects.spans import Bytes, Seen
+from storage.objects.spans import Bytes, Content, Seen
 
-Data = bytes | Bytes | Sequence[Bytes]
+Data = bytes | Bytes | Sequence[Bytes] | Content
 """An object's content; a sequence stands for its parts back to back, so that they need not be copied together first."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -32,7 +32,7 @@ class Backend(Protocol):
 
     def read(self, path: str) -> bytes: ...
     def read_into(self, path: str, buffers: Sequence[Bytes], start: int, seen: Seen | None = None) -> int: ...
-    def write(self, path: str, parts: Sequence[Bytes]) -> None: ...
+    def write(self, path: str, content: Content) -> None: ...
     def create(self, path: str, data: bytes) -> bool: ...
     def infos(self, prefix: str) -> list[ObjectInfo]: ...
     def exists(self, path: str) -> bool: ...
@@ -120,7 +120,7 @@ class ObjectStore:
     def write(self, path: str, data: Data) -> None:
         """Puts an object, whole or not at all, in place of any that was there."""
         with self._translated("writing", paths.checked(path), needs_bucket=True):
-            self._backend.write(path, _parts(data))
+            self._backend.write(path, Content.of(data))
 
     def create(self, path: str, data: bytes) -> bool:
         """Puts an object only if there is none; whether it was put. Of any number of racing callers one gets True.
@@ -132,8 +132,16 @@ class ObjectStore:
                 return self._backend.create(path, data)
             if self._backend.exists(path):
                 return False
-            self._backend.write(path, _parts(data))
+            self._backend.write(path, Content.of(data))
             return True
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is written and created through this object within counts only once it ends: on a `durable` local store it reaches the
+        disk together by then, which takes less time. Other objects of the same place are as ever."""
+        batch = self._backend.together() if isinstance(self._backend, LocalObjects) else nullcontext()
+        with self._translated("writing", needs_bucket=True), batch:
+            yield
 
     def infos(self, prefix: str = "") -> list[ObjectInfo]:
         """Path, size and time of all objects under the folder `prefix`, by path, as they are now: never from a cache."""
@@ -240,12 +248,6 @@ def _overwrites(remote: RemoteObjects) -> bool:
     overwrites = remote.create(probe, b"second")
     remote.delete(probe, recursive=False)
     return overwrites
-
-
-def _parts(data: Data) -> Sequence[Bytes]:
-    if isinstance(data, bytes):
-        return [np.frombuffer(data, dtype=np.uint8)]
-    return [data] if isinstance(data, np.ndarray) else data
 
 
 def _reopen(kind: type[ObjectStore], url: str, options: dict[str, Any], durable: bool, single_writer: bool) -> ObjectStore:

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import errno
 import os
 import pickle
+from functools import partial
 
 import pytest
 import torch
 
+from storage.arrays.packing import pack
 from storage.arrays.parts import Shard
 from storage.arrays.writing import new_attempt
 from storage.checkpoints import CheckpointStore
-from storage.errors import Damaged, PartsMissing, VersionMissing, VersionTaken
+from storage.errors import Damaged, PartsMissing, StoreUnreachable, VersionMissing, VersionTaken
 from storage.format import layout
 from storage.version import Version
 
@@ -109,23 +112,71 @@ def test_a_document_that_cannot_be_stored_is_refused_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_local_checkpoint_reached_the_disk_before_its_commit_and_the_commit_before_save_returns(tmp_path, monkeypatch):
-    events = []
-    fsync, link, replace = os.fsync, os.link, os.replace
-    monkeypatch.setattr(os, "fsync", lambda fd: (events.append(("fsync", os.readlink(f"/proc/self/fd/{fd}"))), fsync(fd))[1])
-    monkeypatch.setattr(os, "link", lambda a, b: (events.append(("commit", b)), link(a, b))[1])
-    monkeypatch.setattr(os, "replace", lambda a, b: (events.append(("write", b)), replace(a, b))[1])
-    CheckpointStore(str(tmp_path / "new")).save(0, 0, arrays={"x": torch.ones(5)}, documents={"d": 1})
-    commit = next(i for i, (what, _) in enumerate(events) if what == "commit")
-    written = [path for what, path in events[:commit] if what == "write"]
-    assert len(written) == 4
-    synced = {path for what, path in events[:commit] if what == "fsync"}
-    assert {os.path.dirname(path) for path in written} <= synced
-    for i, (what, _) in enumerate(events):
-        if what in {"write", "commit"}:
-            assert events[i - 1][0] == "fsync" and "/.tmp-" in events[i - 1][1]
-    assert events[-1] == ("fsync", str(tmp_path / "new" / "commits"))
-    assert str(tmp_path) in synced
+class Disk:
+    """Records what is synced, renamed and linked, in the order in which it ends or, for a name, begins; files and folders by path."""
+
+    def __init__(self, monkeypatch):
+        self.events: list[tuple[str, str]] = []
+        self.fails = ""
+        fsync, link, replace = os.fsync, os.link, os.replace
+
+        def synced(descriptor):
+            path = os.readlink(f"/proc/self/fd/{descriptor}")
+            if self.fails and self.fails in path:
+                raise OSError(errno.EIO, "Input/output error")
+            fsync(descriptor)
+            self.events.append(("fsync", path))
+
+        def named(what, act):
+            def do(source, target):
+                self.events.append((what, f"{source} {target}"))
+                act(source, target)
+
+            return do
+
+        monkeypatch.setattr(os, "fsync", synced)
+        monkeypatch.setattr(os, "link", named("link", link))
+        monkeypatch.setattr(os, "replace", named("rename", replace))
+
+    def synced(self, upto: int) -> list[str]:
+        return [path for what, path in self.events[:upto] if what == "fsync"]
+
+
+def test_every_file_and_folder_of_a_local_checkpoint_reached_the_disk_before_its_commit_and_the_commit_before_save_returns(tmp_path, monkeypatch):
+    disk = Disk(monkeypatch)
+    monkeypatch.setattr("storage.checkpoints.pack", partial(pack, chunk_bytes=4096))
+    root = tmp_path / "far" / "new"
+    CheckpointStore(str(root)).save(0, 0, arrays={"x": torch.ones(9000)}, documents={"d": 1})
+    (commit,) = (i for i, (what, _) in enumerate(disk.events) if what == "link")
+    before = disk.synced(commit)
+    stored = [path for path in (root / "data").rglob("*") if path.is_file()]
+    assert len(stored) == 2 + 9 + 1, "the group's and the array's metadata, the chunks, the document"
+    for file in stored:
+        (i,) = (i for i, (what, names) in enumerate(disk.events) if what == "rename" and names.endswith(f" {file}"))
+        name = disk.events[i][1].split()[0]
+        assert name in disk.synced(i), "content before its name"
+        assert str(file.parent) in disk.synced(commit)[len(disk.synced(i)) :], "the name before the commit"
+    folders = [path for path in before if "/.tmp-" not in path]
+    inside = [path for path in folders if "/data/v0-" in path]
+    assert len(set(inside)) == len(inside), "each once"
+    assert set(folders) == {str(path) for file in stored for path in file.parents if path.is_relative_to(tmp_path)}
+    assert disk.events[commit - 1][1] == disk.events[commit][1].split()[0], "so is the commit's content"
+    assert disk.events[commit + 1 :] == [("fsync", str(root / "commits"))]
+
+
+@pytest.mark.parametrize("fails", ["/c/.tmp-", "/documents", "/.tmp-", "data/v0-00000001"])
+def test_a_checkpoint_whose_data_fails_to_reach_the_disk_does_not_exist(tmp_path, monkeypatch, fails):
+    checkpoints = CheckpointStore(str(tmp_path))
+    checkpoints.save(0, 0, arrays={"x": torch.ones(5)}, documents={"d": 1})
+    disk = Disk(monkeypatch)
+    disk.fails = fails
+    with pytest.raises(StoreUnreachable, match="Input/output error"):
+        checkpoints.save(1, 0, arrays={"x": torch.ones(5)}, documents={"d": 1})
+    assert checkpoints.versions() == [Version(0, 0)]
+    assert len(list((tmp_path / "data").iterdir())) == 1, "nothing of it stays"
+    disk.fails = ""
+    checkpoints.save(1, 0, arrays={"x": torch.ones(5)}, documents={"d": 1})
+    assert checkpoints.load(Version(0, 1)).documents == {"d": 1}
 
 
 def test_a_checkpoint_store_travels_by_pickle(checkpoints):

@@ -9,6 +9,7 @@ import pytest
 
 from storage.objects import file_bytes
 from storage.objects.file_bytes import fill, put
+from storage.objects.spans import Content
 
 SIZE = (9 << 20) + 1234
 """Two windows and a part of a third."""
@@ -78,7 +79,7 @@ def test_any_number_of_parts_is_written_in_order(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "writev", short)
     parts = [np.full(i % 7, i % 251, dtype=np.uint8) for i in range(3000)]
     descriptor = os.open(tmp_path / "x", os.O_WRONLY | os.O_CREAT)
-    put(descriptor, parts)
+    put(descriptor, Content.of(parts))
     os.close(descriptor)
     assert (tmp_path / "x").read_bytes() == np.concatenate(parts).tobytes()
     assert max(written) == 1024
