@@ -153,10 +153,11 @@ class Telemetry:
         self._intervals, self._rollout, self._tokens = [], [], self._tokens[-1:]
 
 
-def memory_in_use() -> int:
-    """Bytes that this process and all below it hold: shared pages counted once (Linux' proportional set size), else resident sizes."""
-    this = psutil.Process()
-    return sum(_held(process) for process in [this, *this.children(recursive=True)])
+def memory_in_use(process: psutil.Process | None = None) -> int:
+    """Bytes that a process (default: this one) and all below it hold: shared pages counted once (Linux' proportional set size), else
+    resident sizes."""
+    this = process or psutil.Process()
+    return sum(_held(each) for each in [this, *this.children(recursive=True)])
 
 
 def _held(process: psutil.Process) -> int:
