@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rollart.training.advantages.finish import finished
 from rollart.training.advantages.reinforce import RunningBaselines
-from rollart.training.agreement import alarms
+from rollart.training.agreement import Rescored, agreed
 from rollart.training.batch import TrainBatch, TrainSequence, supervised_sequences
 from rollart.training.errors import StateError
 from rollart.training.gradients import add_up
@@ -102,12 +102,12 @@ class Learner:
 
     # ---- a step
 
-    def train_step(self, batch: TrainBatch, given: Given | None = None) -> StepMetrics:
+    def train_step(self, batch: TrainBatch, given: Given | None = None, rescored: Rescored | None = None) -> StepMetrics:
         """Trains on `batch` with one optimiser step for each of its minibatches, and counts one step, whether or not any was taken.
 
-        StateError unless the batch is for this learner's step, so nothing is trained on twice; LogprobsMismatch, before anything is stepped,
-        if `given` is of other tokens; NonFiniteError as Optimiser.update has it, after which a checkpoint has to be loaded before training
-        goes on.
+        What was `rescored` of it goes into its metrics. StateError unless the batch is for this learner's step, so nothing is trained on
+        twice; LogprobsMismatch, before anything is stepped, if `given` is of other tokens; NonFiniteError as Optimiser.update has it, after
+        which a checkpoint has to be loaded before training goes on.
         """
         with self.lock:
             if batch.step != self.step:
@@ -131,15 +131,14 @@ class Learner:
             here = [sum(len(s.positions) for s in batch.sequences), sum(s.inputs for s in batch.sequences), len(batch.sequences), batch.trajectories]
             sums = add_up((), [*here, *counted([m for part in parts for m in part.micros])], self.ranks)
             tokens, forwarded, sequences, trajectories, micros, places, real = map(int, sums)
-            disagreement = alarms(found.get("drift"), found.get("drift_max"), self.settings.agreement, self.settings.model)
-            for alarm in disagreement:
+            found |= agreed(found, rescored, self.settings)
+            for alarm in found["alarms"]:
                 log.warning("step %d: %s", batch.step, alarm)
             return StepMetrics(
                 step=batch.step, loss=sum(losses) / max(1, len(losses)), grad_norm=taken[-1].grad_norm if taken else 0.0,
                 lr=taken[-1].lr if taken else 0.0, optimiser_steps=len(taken), skipped=tuple(skipped),
                 tokens=tokens, forwarded_tokens=forwarded, padding_share=padding(places, real), sequences=sequences, trajectories=trajectories,
-                micro_batches=micros,
-                drift_alarm=len(disagreement), alarms=disagreement, seconds=time.perf_counter() - begun, **found,
+                micro_batches=micros, seconds=time.perf_counter() - begun, **found,
             )  # fmt: skip
 
     def finish(self, batch: TrainBatch) -> TrainBatch:

@@ -34,11 +34,12 @@ class StepMetrics:
     behaviour policy before truncation; `effective_sample_share` is (sum w)^2 / (n sum w^2) of those weights, 1 when on policy.
     `shares` says which part of the tokens the loss marked (`clipped`: the clip stopped their gradient; `truncated`: their weight was
     capped; `masked`: left out). `drift` and `drift_max` are mean and largest |log p proximal - log p behaviour| in nats on tokens that
-    version `step` itself sampled (None if there are none): rounding, and nothing else, as long as trainer and engine agree; `alarms`
-    says where they do not, and `drift_alarm` counts that. `value_loss` is the value head's mean squared error over 2, `explained` the
-    share of the returns' variance that it explains (None without one). `padding_share` is the part of the forwarded positions that was
-    padding. `skipped` holds a reason for each optimiser step that was not taken; `grad_norm`, before clipping, and `lr` are of the last
-    that was.
+    version `step` itself sampled, and on those of a sample that the stored version `rescored` (spelled `0-42`; None: there was no sample)
+    had sampled and was asked again for, `drift_tokens` in all (None if there are none): rounding, and nothing else, as long as trainer and
+    engine agree; `alarms` says where they do not, and `drift_alarm` counts that. `value_loss` is the value head's mean squared error over
+    2, `explained` the share of the returns' variance that it explains (None without one). `padding_share` is the part of the forwarded
+    positions that was padding. `skipped` holds a reason for each optimiser step that was not taken; `grad_norm`, before clipping, and
+    `lr` are of the last that was.
     """
 
     step: int
@@ -67,6 +68,8 @@ class StepMetrics:
     explained: float | None = None
     drift: float | None = None
     drift_max: float | None = None
+    drift_tokens: int = 0
+    rescored: str | None = None
     drift_alarm: int = 0
     alarms: tuple[str, ...] = ()
     by_staleness: dict[int, StalenessMetrics] = field(default_factory=dict)

@@ -74,6 +74,7 @@ class Observations:
             "kl": float(column["kl"].mean()) if "kl" in column else 0.0,
             "drift": float(own.mean()) if len(own) else None,
             "drift_max": float(own.max()) if len(own) else None,
+            "drift_tokens": len(own),
             "by_staleness": {age: _of_age(staleness == age, gap, marks) for age in staleness.unique().tolist()},
             **_of_values(column),
         }

@@ -117,6 +117,7 @@ class LearnerPlugin(WorkerPlugin):
     def train(self, batch: Batch, keep_state: bool, given: Sequence[Logprobs] = ()) -> StepMetrics:
         from rollart.training.batch_share import train_share
         from rollart.training.logprobs.given import Given
+        from rollart.training.rescoring import rescored
 
         learner = self.learner
         told = Given(given, Version(batch.lineage, batch.step)) if self.elsewhere else None
@@ -124,7 +125,7 @@ class LearnerPlugin(WorkerPlugin):
         with learner.lock:
             if self._last is not None and (self._last[0], self._last[1].step) == (batch.lineage, batch.step):
                 return self._last[1]  # Dask runs a task again when it lost the result; the batch was trained on
-            metrics = learner.train_step(share, told)
+            metrics = learner.train_step(share, told, rescored(learner, share, batch.lineage, self.weights))
             made = Version(batch.lineage, learner.step)
             self._last = (batch.lineage, metrics)
             self._keep(made, keep_state)
