@@ -77,10 +77,13 @@ def _dry_run(config: Config, as_json: bool) -> None:
     if not as_json:
         click.echo(config.to_yaml(), nl=False)
         click.echo("# workers: " + (", ".join(f"{w.name} ({', '.join(w.resources)})" for w in workers) or "none"))
+        for stage, why in config.idle.items():
+            click.echo(f"# stages.{stage}: idle, since {why}")
     if problems:
         raise ConfigError("\n".join(problems))
     if as_json:
-        click.echo(json.dumps({"ok": True, "config": config.model_dump(mode="json"), "workers": [w.name for w in workers]}))
+        said = {"config": config.model_dump(mode="json"), "workers": [w.name for w in workers], "idle": list(config.idle)}
+        click.echo(json.dumps({"ok": True, **said}))
     else:
         click.echo("# the cluster can run this")
 

@@ -19,7 +19,7 @@ from distributed import Client, Nanny, Scheduler, SpecCluster
 from rollart.config import Config, ConfigError, HardwareClass
 from rollart.control.affinity import Stage
 
-TORCH_STAGES: tuple[Stage, ...] = ("train", "generate")
+TORCH_STAGES: tuple[Stage, ...] = ("train", "logprobs", "generate")
 """The stages whose processes compute with torch, among which the cores are shared out."""
 
 

@@ -268,17 +268,30 @@ class EngineSettings(Section):
     kv: Literal["recomputed", "kept"] = Field("recomputed", description="what happens to the KV cache of responses in flight at a weight swap")
 
 
+class LogprobSettings(Section):
+    """Reference and proximal log-probabilities on workers of their own: what `stages.logprobs` names another class than `stages.train` for."""
+
+    device: str | None = Field(None, pattern=DEVICE, description="torch device of those workers; default: training.model.device")
+    token_budget: int | None = Field(
+        None, ge=1, description="tokens of one forward pass there, padding included; default: training.batch.token_budget"
+    )
+
+
 class Config(Section):
     """Everything a run needs to be repeated."""
 
     run: RunSettings = Field(default_factory=lambda: RunSettings())
     hardware: dict[str, HardwareClass] = Field(min_length=1, description="hardware classes by name")
-    stages: dict[Stage, str] = Field(description="hardware class by stage: train, generate, environment, reward")
+    stages: dict[Stage, str] = Field(
+        description="hardware class by stage: train, generate, environment, reward, and logprobs (reference and proximal log-probabilities; "
+        "default: that of train, whose workers then compute them in place)"
+    )
     policy: PolicySettings
     tasks: list[TaskSettings] = Field(min_length=1, description="the mix")
     warm_up: WarmUpSettings = Field(default_factory=lambda: WarmUpSettings())
     train: TrainSettings = Field(default_factory=lambda: TrainSettings())
     training: LearnerSettings = Field(default_factory=lambda: LearnerSettings())
+    logprobs: LogprobSettings = Field(default_factory=lambda: LogprobSettings())
     weights: WeightSettings = Field(default_factory=lambda: WeightSettings())
     rollout: RolloutSettings = Field(default_factory=lambda: RolloutSettings())
     evaluate: EvaluateSettings = Field(default_factory=lambda: EvaluateSettings())
@@ -288,7 +301,7 @@ class Config(Section):
     def _consistent(self) -> Config:
         names = [t.name for t in self.tasks]
         problems = [f"tasks: {n!r} stands twice; give every task its own name" for n in sorted({n for n in names if names.count(n) > 1})]
-        problems += [f"stages.{s}: missing; map it to one of {sorted(self.hardware)}" for s in STAGES if s not in self.stages]
+        problems += [f"stages.{s}: missing; map it to one of {sorted(self.hardware)}" for s in STAGES if s not in self.stages and s != "logprobs"]
         mapped = {f"stages.{s}": c for s, c in self.stages.items()}
         mapped |= {f"tasks.{t.name}.classes.{s}": c for t in self.tasks for s, c in t.classes.items()}
         problems += [
@@ -296,7 +309,14 @@ class Config(Section):
             for path, c in mapped.items()
             if c not in self.hardware
         ]
-        problems += [f"tasks.{t.name}.classes.train: training serves all tasks; set stages.train" for t in self.tasks if "train" in t.classes]
+        problems += [
+            f"tasks.{t.name}.classes.{s}: it serves all tasks at once; set stages.{s}"
+            for t in self.tasks
+            for s in ("train", "logprobs")
+            if s in t.classes
+        ]
+        if self.logprobs != LogprobSettings() and self.stages.get("logprobs") in (None, self.stages.get("train")):
+            problems.append("logprobs: is of workers that stages.logprobs names; name another class there than in stages.train, or leave it out")
         resources = [h.resource for h in self.hardware.values()]
         problems += [
             f"hardware: resource {r!r} stands twice; one class, one resource" for r in sorted({r for r in resources if resources.count(r) > 1})
@@ -323,7 +343,21 @@ class Config(Section):
 
     @property
     def affinity(self) -> AffinityMap:
-        return AffinityMap(self.stages, {(t.name, s): c for t in self.tasks for s, c in t.classes.items()})
+        stages = self.stages if self.logprobs_elsewhere else {**self.stages, "logprobs": self.stages["train"]}
+        return AffinityMap(stages, {(t.name, s): c for t in self.tasks for s, c in t.classes.items()})
+
+    @property
+    def logprobs_elsewhere(self) -> bool:
+        """Whether training steps need log-probabilities beside the current policy's, and workers of another class compute them."""
+        needed = self.training.needs_reference or self.training.needs_proximal
+        return needed and self.stages.get("logprobs", self.stages["train"]) != self.stages["train"]
+
+    @property
+    def idle(self) -> dict[Stage, str]:
+        """Why a stage that has a class of its own has nothing to do in this run; no worker is started or asked for on its account."""
+        if self.logprobs_elsewhere or self.stages.get("logprobs", self.stages["train"]) == self.stages["train"]:
+            return {}
+        return {"logprobs": "no training step needs it with training.loss.kl 0 and training.batch.minibatches 1"}
 
     @property
     def window(self) -> StalenessWindow:

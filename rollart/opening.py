@@ -29,9 +29,11 @@ from rollart.rollout.reader import StoredTrajectories
 from rollart.rollout.tables import abandon_after
 from rollart.rollout.worker import EnvironmentPlugin, RolloutPlan, TaskPlan
 from rollart.run import RunFolder
-from rollart.session import CUT, Handles, Session
+from rollart.session import CUT, REFERENCE, Handles, Session
 from rollart.telemetry import Telemetry
 from rollart.training.handle import Trainer
+from rollart.training.logprobs.stage import LogprobStage
+from rollart.training.logprobs.worker import LogprobPlugin
 from rollart.training.settings import LearnerSettings
 from rollart.training.trainer_group import TrainerGroup
 from rollart.training.worker import LearnerPlugin
@@ -68,12 +70,13 @@ async def open_session(config: Config, folder: RunFolder, *, resume: bool, mode:
         progress = stack.enter_context(Progress(mode))
         client = await _client(stack, config)
         workers = await check_cluster(client, config)
-        trainer = _trainer(client, config, workers, f"{folder.name}-{id(client):x}")
+        namespace = f"{folder.name}-{id(client):x}"
+        trainer = _trainer(client, config, workers, namespace)
         if not folder.store.exists(f"{POLICY}/config.json"):
             await trainer.run("prepare-policy", prepare_policy_task, config, folder.child(POLICY), folder.storage_options)
         await _register(stack, client, config, "train", learner_plugin(config, folder))
         await trainer.open()
-        ledger, parent = await _ledger(config, folder, trainer, resume)
+        ledger, parent, reference = await _ledger(config, folder, trainer, resume)
         kept = ledger.next_step if parent is not None else -1  # without a checkpoint not even version 0 is gone on from
         abandoned = 0
         if resume:  # from here on, since a checkpoint that is damaged must leave the run as it was
@@ -84,6 +87,10 @@ async def open_session(config: Config, folder: RunFolder, *, resume: bool, mode:
             ("environment", EnvironmentPlugin(rollout_plan(config, folder, ledger.lineage))),
             ("reward", RewardPlugin(folder.url, folder.storage_options, {t.name: t.reward for t in config.tasks})),
         ]
+        logprobs = None
+        if config.logprobs_elsewhere:
+            plugins.append(("logprobs", logprob_plugin(config, folder)))
+            logprobs = LogprobStage(client, _resource(config, "logprobs"), namespace, reference, config.run.step_timeout)
         await asyncio.gather(*(_register(stack, client, config, stage, plugin) for stage, plugin in plugins))
         engines = EngineFleet(client, _resources(config, "generate"), _resources(config, "environment"))
         metrics = MetricsWriter(folder.url, folder.storage_options, resume_step=kept if resume else None)
@@ -93,7 +100,7 @@ async def open_session(config: Config, folder: RunFolder, *, resume: bool, mode:
         )
         telemetry = Telemetry(metrics, progress, status)
         trainer.tell = telemetry.note
-        session = Session(config, folder, Handles(client, trainer, engines), telemetry, ledger, parent)
+        session = Session(config, folder, Handles(client, trainer, engines, logprobs), telemetry, ledger, parent)
         if resume:
             telemetry.note(_what_resuming_means(ledger, parent, abandoned))
         stack.push_async_callback(session.close)
@@ -125,11 +132,13 @@ def _trainer(client: Client, config: Config, workers: Sequence[ClusterWorker], n
     return TrainerGroup(client, addresses, hardware.resource, namespace, config.training)
 
 
-async def _ledger(config: Config, folder: RunFolder, trainer: Trainer, resume: bool) -> tuple[Ledger, Version | None]:
-    """A ledger to start with, and the checkpoint that it and the learner now come from, None if they start anew."""
+async def _ledger(config: Config, folder: RunFolder, trainer: Trainer, resume: bool) -> tuple[Ledger, Version | None, Version]:
+    """A ledger to start with, the checkpoint that it and the learner now come from, None if they start anew, and the version that training
+    began from, whose weights are the reference policy's."""
     quotas, window, policy = config.quotas, config.window, config.failure_policy
     if not resume:
-        return Ledger(quotas, window, policy), None
+        ledger = Ledger(quotas, window, policy)
+        return ledger, None, Version(ledger.lineage, ledger.next_step)
     try:
         found = await trainer.resume()
     except Damaged as error:
@@ -137,9 +146,13 @@ async def _ledger(config: Config, folder: RunFolder, trainer: Trainer, resume: b
             f"--resume: {error}; to go on from the checkpoint before, remove the newest file of {folder.child('checkpoints')}/commits"
         ) from error
     if found.version is None:
-        return Ledger(quotas, window, policy, found.lineage), None
+        ledger = Ledger(quotas, window, policy, found.lineage)
+        return ledger, None, Version(ledger.lineage, ledger.next_step)
     cut = CUT.validate_python(found.documents["ledger"])
-    return Ledger.restore(cut, quotas, window, policy, found.lineage), found.version
+    if config.logprobs_elsewhere and REFERENCE not in found.documents:
+        raise ConfigError(f"--resume: checkpoint {found.version} doesn't say which version the reference policy is; start the run anew")
+    reference = Version.parse(found.documents.get(REFERENCE, str(found.version)))  # where it isn't said, the learner itself has it
+    return Ledger.restore(cut, quotas, window, policy, found.lineage), found.version, reference
 
 
 def _what_resuming_means(ledger: Ledger, parent: Version | None, abandoned: int) -> str:
@@ -167,6 +180,11 @@ def _resources(config: Config, stage: Stage) -> frozenset[str]:
     return frozenset(config.hardware[config.affinity.hardware_class(stage, t.name)].resource for t in config.tasks)
 
 
+def _resource(config: Config, stage: Stage) -> str:
+    """The resource of a stage that serves all tasks at once."""
+    return config.hardware[config.affinity.hardware_class(stage)].resource
+
+
 def _addresses(config: Config, workers: Sequence[ClusterWorker], stage: Stage) -> list[str]:
     resources = _resources(config, stage)
     return [w.address for w in workers if resources & {r for r, n in w.resources.items() if n >= 1}]
@@ -177,7 +195,19 @@ def learner_plugin(config: Config, folder: RunFolder) -> LearnerPlugin:
     return LearnerPlugin(
         folder.child(POLICY), learner_settings(config), StoredTrajectories(folder.url, folder.storage_options),
         weights_url=folder.child("weights"), checkpoints_url=folder.child("checkpoints"), storage_options=folder.storage_options,
-        full_every=config.weights.full_every,
+        full_every=config.weights.full_every, elsewhere=config.logprobs_elsewhere,
+    )  # fmt: skip
+
+
+def logprob_plugin(config: Config, folder: RunFolder) -> LogprobPlugin:
+    """What each worker owns that computes log-probabilities for the ones that train."""
+    settings, own = learner_settings(config), config.logprobs
+    model = {"device": own.device or settings.model.device, "lora": None, "shard": False, "recompute": False}
+    batch = {"token_budget": own.token_budget or settings.batch.token_budget}
+    settings = settings.model_copy(update={"model": settings.model.model_copy(update=model), "batch": settings.batch.model_copy(update=batch)})
+    return LogprobPlugin(
+        folder.child(POLICY), settings, StoredTrajectories(folder.url, folder.storage_options), weights_url=folder.child("weights"),
+        storage_options=folder.storage_options, wait_s=config.run.step_timeout,
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from rollart.rollout.tables import evaluation_rows, settlement_rows, write_fates
 from rollart.run import RunFolder
 from rollart.telemetry import Telemetry
 from rollart.training.handle import Trainer
+from rollart.training.logprobs.stage import LogprobStage
 from rollart.training.metrics import StepMetrics
 from rollart.types import Attempt, Batch, Episode, Receipt, Version
 from storage.errors import StoreError
@@ -32,6 +33,9 @@ T = TypeVar("T")
 
 CUT = TypeAdapter(LedgerCut)
 """Spells a ledger's cut as JSON and reads it back."""
+
+REFERENCE = "reference"
+"""The checkpoint's document that says which version the reference policy is, where workers of another class than the trainer's hold it."""
 
 
 class Interrupted(Exception):
@@ -48,11 +52,13 @@ class NoSignal(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Handles:
-    """What a session works with: the cluster's client, the trainer, the engines."""
+    """What a session works with: the cluster's client, the trainer, the engines, and the stage of reference and proximal log-probabilities,
+    where the trainer doesn't compute them itself."""
 
     client: Client
     trainer: Trainer
     engines: EngineFleet
+    logprobs: LogprobStage | None = None
 
 
 class Session:
@@ -61,7 +67,7 @@ class Session:
     def __init__(self, config: Config, folder: RunFolder, handles: Handles, telemetry: Telemetry, ledger: Ledger, parent: Version | None) -> None:
         self.config, self.folder, self.telemetry, self.ledger = config, folder, telemetry, ledger
         self.resumed = parent is not None
-        self.client, self.trainer, self.engines = handles.client, handles.trainer, handles.engines
+        self.client, self.trainer, self.engines, self.logprobs = handles.client, handles.trainer, handles.engines, handles.logprobs
         self.version = Version(ledger.lineage, ledger.next_step)
         self.stop = asyncio.Event()
         self._parent = parent
@@ -156,9 +162,8 @@ class Session:
 
     async def train_on(self, batch: Batch, wait_s: float) -> StepMetrics:
         """One training step on `batch`, then its settlement in the ledger: the batch counts as trained on once this is committed."""
-        with self.telemetry.stage("train"):
-            taught = self.ledger.teaching(batch)
-            trained = await self.trainer.train(taught, keep_state=self.due(self.config.train.checkpoint_every, batch.step + 1))
+        taught = self.ledger.teaching(batch)
+        trained = await self._trained(taught, keep_state=self.due(self.config.train.checkpoint_every, batch.step + 1))
         self._parent, self.version = self.version, Version(batch.lineage, batch.step + 1)
         settlement = self.ledger.settle(batch)
         rows = settlement_rows(batch, settlement)
@@ -166,6 +171,28 @@ class Session:
         self.telemetry.step(batch, taught, trained, self.ledger.fates, str(self.version), wait_s)
         self._watch_signal(trained)
         return trained
+
+    async def _trained(self, taught: Batch, keep_state: bool) -> StepMetrics:
+        if self.logprobs is None:
+            with self.telemetry.stage("train"):
+                return await self.trainer.train(taught, keep_state)
+        async with self.logprobs.of(taught) as found:
+            with self.telemetry.stage("logprobs"):
+                await self._unless_unpublished(found.ready())
+            with self.telemetry.stage("train"):
+                return await found.beside(self.trainer.train(taught, keep_state, found.futures))
+
+    async def _unless_unpublished(self, work: Coroutine[Any, Any, None]) -> None:
+        """Awaits `work`, which waits for the version that is being published; the error of the publication if that fails."""
+        doing, publishing = asyncio.create_task(work), self._publishing
+        try:
+            if publishing is not None:
+                await asyncio.wait((doing, publishing), return_when=asyncio.FIRST_COMPLETED)
+                if not doing.done():
+                    publishing.result()
+            await doing
+        finally:
+            doing.cancel()
 
     def due(self, every: int, step: int) -> bool:
         """Whether something that happens every `every` steps happens after `step`; 0 is never."""
@@ -220,11 +247,14 @@ class Session:
         cut = CUT.dump_python(self.ledger.cut(), mode="json")
         await self.published()
         with self.telemetry.stage("checkpoint"):
-            await self.trainer.checkpoint(self.version, {"ledger": cut})
+            await self.trainer.checkpoint(self.version, {"ledger": cut} | self._reference())
         self._saved = self.version
         if self._collecting is not None:
             await self._collecting
         self._collecting = asyncio.create_task(self._collect())
+
+    def _reference(self) -> dict[str, str]:
+        return {} if self.logprobs is None else {REFERENCE: str(self.logprobs.reference)}
 
     async def _collect(self) -> None:
         """Removes versions and checkpoints that the run no longer keeps, beside whatever comes next. What stays in the way is told, and

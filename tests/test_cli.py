@@ -32,6 +32,15 @@ def test_a_dry_run_prints_the_resolved_configuration_and_starts_nothing(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_dry_run_says_which_stage_has_nothing_to_do(tmp_path: Path) -> None:
+    sets = ("run.dashboard_port=0", "hardware.scorer={resource: LOGPROBS}", "stages.logprobs=scorer", "training.batch.minibatches=1")
+    done = rollart("run", "train", "--dry-run", *(part for s in (*sets, "training.loss.kl=0") for part in ("--set", s)), cwd=tmp_path)
+    assert "# stages.logprobs: idle, since no training step needs it with training.loss.kl 0" in done.stdout
+    assert "scorer-0" not in done.stdout
+    done = rollart("run", "train", "--dry-run", *(part for s in (*sets, "training.loss.kl=0.1") for part in ("--set", s)), cwd=tmp_path)
+    assert "# stages.logprobs: idle" not in done.stdout and "scorer-0 (LOGPROBS)" in done.stdout
+
+
 def test_json_prints_one_object_on_the_last_line(tmp_path: Path) -> None:
     done = rollart("run", "train", "--dry-run", "--json", "--set", "run.dashboard_port=0", cwd=tmp_path)
     said = json.loads(done.stdout.splitlines()[-1])

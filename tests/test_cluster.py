@@ -81,6 +81,16 @@ def test_a_class_that_one_task_alone_needs_is_named_with_that_task() -> None:
     assert problem.startswith(f"hardware.spare: no worker has the resource SPARE, which {config.tasks[0].name}.generate needs;")
 
 
+def test_the_stage_of_log_probabilities_has_workers_of_its_own_once_a_step_needs_it() -> None:
+    idle, needed = (configured("stages.logprobs=spare", f"training.loss.kl={kl}", "training.batch.minibatches=1") for kl in (0, 0.1))
+    assert planned_workers(idle) == planned_workers(configured())
+    assert missing_resources(idle, workers()) == []
+    assert [w.name for w in planned_workers(needed)][-1] == "spare-0"
+    (problem,) = missing_resources(needed, workers())
+    assert problem.startswith("hardware.spare: no worker has the resource SPARE, which logprobs needs; start one with")
+    assert cluster.torch_threads(needed, 10) == 2  # five processes compute with torch
+
+
 def test_less_than_one_unit_of_a_resource_is_not_enough() -> None:
     short = [*workers(trainer=False), ClusterWorker("tcp://x", "half", {"TRAIN": 0.5})]
     assert [p.partition(":")[0] for p in missing_resources(configured(), short)] == ["hardware.trainer"]

@@ -35,6 +35,9 @@ def test_a_shipped_configuration_loads_and_names_what_exists(path: Path) -> None
         ("train.steps=many", "train.steps: input should be a valid integer"),
         ("stages.train=gpu", "stages.train: no hardware class 'gpu'; declare hardware.gpu or use one of"),
         ("hardware.judge.resource=TRAIN", "hardware: resource 'TRAIN' stands twice"),
+        ("stages.logprobs=gpu", "stages.logprobs: no hardware class 'gpu'; declare hardware.gpu or use one of"),
+        ("logprobs.device=cuda:1", "logprobs: is of workers that stages.logprobs names; name another class there than in stages.train"),
+        ("tasks.0.classes={logprobs: judge}", "tasks.frozen_lake.classes.logprobs: it serves all tasks at once; set stages.logprobs"),
         ("tasks.chain_sum.max_tokens=4096", "tasks.chain_sum.max_tokens: 4096 is over engine.max_length"),
         ("tasks.chain_sum.max_new_tokens=64", "max_new_tokens 64 leaves no room in max_tokens 64"),
         ("tasks.0.name=guess_number", "tasks: 'guess_number' stands twice"),
@@ -148,6 +151,18 @@ def test_a_resumed_run_may_change_its_length_but_not_its_learning_rate() -> None
     old = quickstart()
     assert changed_fields(old, quickstart("train.steps=999", "run.dashboard_port=1", "evaluate.episodes=7")) == []
     assert changed_fields(old, quickstart("training.optimiser.lr=0.5", "train.alpha=2")) == ["train.alpha", "training.optimiser.lr"]
+
+
+def test_log_probabilities_are_computed_where_the_policy_is_trained_unless_another_class_is_named_for_a_step_that_needs_them() -> None:
+    scorer = ("hardware.scorer={resource: LOGPROBS}", "stages.logprobs=scorer")
+    for needs in ("training.loss.kl=0.1", "training.batch.minibatches=2"):
+        here, there = quickstart(needs), quickstart(*scorer, needs)
+        assert (here.logprobs_elsewhere, here.affinity.hardware_class("logprobs"), here.idle) == (False, "trainer", {})
+        assert (there.logprobs_elsewhere, there.affinity.hardware_class("logprobs"), there.idle) == (True, "scorer", {})
+        assert not quickstart(*scorer, needs, "stages.logprobs=trainer").logprobs_elsewhere
+    idle = quickstart(*scorer, "training.loss.kl=0", "training.batch.minibatches=1")
+    assert not idle.logprobs_elsewhere and "scorer" not in idle.affinity.used()
+    assert "training.loss.kl 0" in idle.idle["logprobs"]
 
 
 def test_every_field_has_a_description() -> None:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-Stage = Literal["train", "generate", "environment", "reward"]
+Stage = Literal["train", "logprobs", "generate", "environment", "reward"]
 
-STAGES: tuple[Stage, ...] = ("train", "generate", "environment", "reward")
+STAGES: tuple[Stage, ...] = ("train", "logprobs", "generate", "environment", "reward")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ __all__ = ["bars", "reward_curves", "stage_colour", "timeline"]
 
 STAGE_COLOURS = {
     "rollout": "#2b6cb0", "train": "#d9572b", "publish": "#2f9e6e", "evaluate": "#7c5cbf", "warm_up": "#b7791f", "wait": "#a0aec0",
+    "logprobs": "#c2a03a",
 }  # fmt: skip
 """A stage keeps its colour in every plot and run."""
 

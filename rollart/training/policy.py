@@ -6,6 +6,7 @@ Only the positions that predict a trained token reach the output layer, which fo
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,9 @@ __all__ = ["DTYPES", "Policy", "TokenScores", "load_model"]
 
 log = logging.getLogger(__name__)
 
+_LOADING = threading.Lock()
+"""transformers sets torch's default type, which is the whole process's, while it makes a model: one at a time."""
+
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
@@ -38,6 +42,11 @@ def load_model(folder: str | Path, settings: ModelSettings) -> nn.Module:
     path = Path(folder)
     if not (path / "config.json").is_file():
         raise StateError(f"{path} holds no config.json; give the folder of a Hugging Face causal language model")
+    with _LOADING:
+        return _load(path, settings)
+
+
+def _load(path: Path, settings: ModelSettings) -> nn.Module:
     dtype = DTYPES[settings.dtype]
     model: nn.Module
     if any(path.glob("*.safetensors")):

@@ -15,8 +15,9 @@ from rollart.training.errors import LogprobsError
 from rollart.training.microbatch import micro_batches
 from rollart.training.policy import Policy
 from rollart.training.settings import BatchSettings
-from rollart.training.state import check_fits, own_tensors
+from rollart.training.state import check_fits, fill, own_tensors
 from storage.errors import VersionMissing
+from storage.models.adapters import Whole
 from storage.version import Version
 from storage.weights import WeightStore
 
@@ -43,9 +44,14 @@ class HeldPolicy:
         if version == self._version:
             return
         self._await(version, wait_s, ended)
-        held, self._version = self._version, None  # whatever goes wrong meanwhile leaves nothing that can be gone on from
-        own = {name: tensor.detach() for name, tensor in own_tensors(self._policy.model).items()}
-        check_fits(self._policy.model, self._store.pull(version, out=own, base=held))
+        model, held = self._policy.model, self._version
+        self._version = None  # whatever goes wrong meanwhile leaves nothing that can be gone on from
+        whole = Whole(self._store, version)
+        if whole.adapter is None:
+            own = {name: tensor.detach() for name, tensor in own_tensors(model).items()}
+            check_fits(model, self._store.pull(version, out=own, base=held))
+        else:
+            fill(model, whole.pull())
         self._version = version
 
     @torch.no_grad()
@@ -65,6 +71,8 @@ class HeldPolicy:
                 return
             except VersionMissing as error:
                 if time.monotonic() >= until:
-                    raise LogprobsError(f"{error}: it was waited for {wait_s:g} seconds; see why it was not published") from error
+                    raise LogprobsError(
+                        f"version {version} has not come to {self._store.url} within {wait_s:g} seconds; see what became of its publication"
+                    ) from error
             if ended.wait(_POLL_S):
                 raise LogprobsError(f"the wait for version {version} was given up, since the run ended")

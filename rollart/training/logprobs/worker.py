@@ -124,7 +124,7 @@ class LogprobPlugin(WorkerPlugin):
 
 def logprobs_task(share: LogprobShare) -> Logprobs:
     """Computes a share on the worker that this runs on; its result stays there until training tasks fetch it."""
-    plugin: LogprobPlugin | None = get_worker().plugins.get(PLUGIN)
-    if plugin is None:
+    plugin = get_worker().plugins.get(PLUGIN)
+    if not isinstance(plugin, LogprobPlugin):
         raise LogprobsError("this worker has no policies to ask; LogprobPlugin has to be registered on the workers of stages.logprobs")
     return plugin.compute(share)
