@@ -40,31 +40,35 @@ class _Chunked(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: Tensor, rows: int, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor]:
-        chosen, entropy = torch.empty_like(temperature), torch.empty_like(temperature)  # [N]
+        chosen, entropy, norm = (torch.empty_like(temperature) for _ in range(3))  # [N]
         for part in _parts(len(hidden), rows):
-            log_p = _log_softmax(hidden[part], weight, bias, temperature[part])
+            log_p = _scaled_logits(hidden[part], weight, bias, temperature[part])
+            norm[part] = torch.logsumexp(log_p, dim=-1)
+            log_p -= norm[part].unsqueeze(1)
             chosen[part] = log_p.gather(1, targets[part].unsqueeze(1)).squeeze(1)
-            entropy[part] = -(log_p.exp() * log_p).sum(-1)
-        ctx.save_for_backward(hidden, weight, bias, targets, temperature, entropy)
+            entropy[part] = -log_p.exp().mul_(log_p).sum(-1)
+        ctx.save_for_backward(hidden, weight, bias, targets, temperature, entropy, norm)
         ctx.rows, ctx.entropy_gradient = rows, entropy_gradient
         return chosen, entropy
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, temperature, entropy = ctx.saved_tensors
+        hidden, weight, bias, targets, temperature, entropy, norm = ctx.saved_tensors
         of_chosen, of_entropy = gradients
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         to_hidden = torch.empty_like(hidden) if wants_hidden else None
         to_weight = torch.zeros_like(weight, dtype=temperature.dtype) if wants_weight else None
         to_bias = torch.zeros_like(bias, dtype=temperature.dtype) if wants_bias and bias is not None else None
         for part in _parts(len(hidden), ctx.rows):
-            log_p = _log_softmax(hidden[part], weight, bias, temperature[part])
-            p = log_p.exp()
+            # One matrix of rows by vocabulary, changed in place: what this is for is memory.
+            log_p = _scaled_logits(hidden[part], weight, bias, temperature[part]).sub_(norm[part].unsqueeze(1))
             # d log p_target / d logit_j = 1[j = target] - p_j;  d H / d logit_j = -p_j (log p_j + H); both over the temperature.
-            slope = -of_chosen[part].unsqueeze(1) * p
-            slope.scatter_add_(1, targets[part].unsqueeze(1), of_chosen[part].unsqueeze(1))
             if ctx.entropy_gradient:
-                slope -= of_entropy[part].unsqueeze(1) * p * (log_p + entropy[part].unsqueeze(1))
+                p = log_p.exp()
+                slope = log_p.add_(entropy[part].unsqueeze(1)).mul_(of_entropy[part].unsqueeze(1)).add_(of_chosen[part].unsqueeze(1)).mul_(p).neg_()
+            else:
+                slope = log_p.exp_().mul_(-of_chosen[part].unsqueeze(1))
+            slope.scatter_add_(1, targets[part].unsqueeze(1), of_chosen[part].unsqueeze(1))
             slope /= temperature[part].unsqueeze(1)
             if to_bias is not None:
                 to_bias += slope.sum(0)
@@ -81,9 +85,9 @@ class _Chunked(torch.autograd.Function):
         )  # fmt: skip
 
 
-def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor) -> Tensor:
-    logits = torch.nn.functional.linear(hidden, weight, bias).to(temperature.dtype)
-    return torch.log_softmax(logits / temperature.unsqueeze(1), dim=-1)
+def _scaled_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor) -> Tensor:
+    """Logits over their temperature, [N, V], of which the caller may dispose."""
+    return torch.nn.functional.linear(hidden, weight, bias).to(temperature.dtype).div_(temperature.unsqueeze(1))
 
 
 def _parts(count: int, rows: int) -> list[slice]:
