@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from moto.server import ThreadedMotoServer
 from safetensors.torch import load_file, save_file
 
 from rollart.cli import main
+from storage.models.adapters import Adapter, publish_base
 from storage.version import Version
 from storage.weights import WeightStore
 
@@ -254,3 +256,36 @@ def test_it_is_reachable_as_a_dask_command_and_shows_no_bar_where_there_is_no_te
     command = [sys.executable, "-m", "dask", "rollart", "weights", "verify", store.url, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0 and json.loads(done.stdout)["ok"] is True and done.stderr == ""
+
+
+def test_an_adapter_is_listed_checked_copied_and_exported_alone_or_merged(tmp_path: Path) -> None:
+    store = WeightStore(str(tmp_path / "adapters"))
+    base = {"layer.weight": torch.arange(6.0).view(2, 3), "norm.weight": torch.ones(2)}
+    a, b = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[0.5], [-1.0]])
+    digest = publish_base(store, base, FILES)
+    changes = {f"base_model.model.layer.lora_{which}.weight": value for which, value in (("A", a), ("B", b))}
+    files = {**FILES, "adapter_config.json": b'{"r": 1}'}
+    store.publish(changes, version=Version(0, 0), metadata=Adapter(1, 4.0, ["layer"], False, digest).document(), files=files).result()
+
+    assert [v["kind"] for v in said("ls", store.url)["versions"]] == ["adapter"]
+    assert said("show", store.url)["metadata"]["adapter"]["base"] == digest
+    checked = said("verify", store.url)
+    assert checked["damages"] == [] and checked["bytes"] > said("show", store.url)["bytes"] + sum(v.nbytes for v in base.values())
+
+    copied = str(tmp_path / "copied")
+    said("copy", store.url, copied)
+    alone = said("export", copied, tmp_path / "alone")
+    assert alone["files"] == ["adapter_config.json", "adapter_model.safetensors", "tokenizer.json"]
+    found = load_file(tmp_path / "alone" / "adapter_model.safetensors")
+    assert found.keys() == changes.keys() and all(torch.equal(found[name], value) for name, value in changes.items())
+    assert json.loads((tmp_path / "alone" / "adapter_config.json").read_text())["base_model_name_or_path"] == f"{copied}/bases/{digest}@0-0"
+
+    assert said("export", copied, tmp_path / "whole", "--merged")["files"] == ["config.json", "model.safetensors", "tokenizer.json"]
+    whole = load_file(tmp_path / "whole" / "model.safetensors")
+    assert torch.equal(whole["layer.weight"], base["layer.weight"] + 4.0 * b @ a) and torch.equal(whole["norm.weight"], base["norm.weight"])
+    said("export", f"{copied}/bases/{digest}", tmp_path / "base")
+    assert torch.equal(load_file(tmp_path / "base" / "model.safetensors")["layer.weight"], base["layer.weight"])
+
+    shutil.rmtree(tmp_path / "copied" / "bases")
+    assert [d["reason"] for d in said("verify", copied, code=3)["damages"]] == ["is missing, the base of an adapter"]
+    assert "base of an adapter" in one_line(rollart("export", copied, tmp_path / "none", "--merged"), code=2)
