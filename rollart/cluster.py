@@ -31,6 +31,14 @@ WORKER_ENVIRONMENT = {
 }  # fmt: skip
 """What a local worker process starts with, before its interpreter does; torch sets its own number of threads where it computes."""
 
+LOOKS = {
+    "distributed.worker.profile.interval": "100ms",
+    "distributed.admin.tick.interval": "200ms",
+    "distributed.admin.system-monitor.interval": "2s",
+}
+"""How often each process looks at its own stacks, event loop and load. As often as Dask does it by itself, the five processes of a run
+would keep a sixth of a core busy with that alone."""
+
 
 class MissingResource(ConfigError):
     """A hardware class is declared and needed, but no worker of the cluster has its resource."""
@@ -90,6 +98,7 @@ def local_cluster(config: Config, scratch: str) -> SpecCluster:
             "distributed.worker.daemon": False,
             "distributed.comm.timeouts.connect": "60s",
             "distributed.admin.log-format": "%(message)s",
+            **LOOKS,
         }
     )
     workers = {name: {"cls": Nanny, "options": _worker_options(hardware, scratch)} for name, hardware in _processes(config)}

@@ -4,11 +4,22 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import dask
 import pytest
 from distributed import Client, Scheduler, Worker
 
 from rollart import cluster
-from rollart.cluster import ClusterUnreachable, ClusterWorker, MissingResource, check_cluster, check_port, missing_resources, planned_workers
+from rollart.cluster import (
+    LOOKS,
+    ClusterUnreachable,
+    ClusterWorker,
+    MissingResource,
+    check_cluster,
+    check_port,
+    local_cluster,
+    missing_resources,
+    planned_workers,
+)
 from rollart.config import Config, parse
 
 QUICKSTART = (Path(__file__).parent.parent / "flows" / "configs" / "quickstart.yaml").read_text()
@@ -108,6 +119,14 @@ async def test_a_real_cluster_that_lacks_a_class_is_refused_and_passes_once_it_h
             found = await check_cluster(client, configured())
             assert [(w.name, dict(w.resources)) for w in found] == [("a", {"TRAIN": 1, "GENERATE": 2}), ("b", {"PLAY": 48})]
             assert found[1].address == late.address
+
+
+async def test_workers_of_the_local_cluster_look_at_themselves_as_rarely_as_it_says(tmp_path: Path) -> None:
+    stages = ("train", "generate", "environment", "reward")
+    one = configured("run.dashboard_port=0", *(f"stages.{stage}=trainer" for stage in stages))
+    async with local_cluster(one, str(tmp_path)) as running, Client(running, asynchronous=True) as client:
+        said = await client.run(lambda names: {name: dask.config.get(name) for name in names}, list(LOOKS))
+    assert list(said.values()) == [LOOKS]
 
 
 # ---- addresses and ports
