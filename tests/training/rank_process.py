@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -11,11 +11,13 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
+from rollart.training.agreement import Rescored
 from rollart.training.batch_share import segments_share, train_share
 from rollart.training.learner import Learner
 from rollart.training.metrics import StepMetrics
 from rollart.training.process_group import ProcessRanks, leave
 from rollart.training.ranks import Ranks
+from rollart.training.rescoring import rescored
 from rollart.training.settings import LearnerSettings
 from rollart.training.sharding import cuts
 from rollart.types import Batch, Receipt, Trajectory
@@ -119,6 +121,20 @@ def go_on(case: Case, ranks: Ranks, url: str) -> dict[str, Numbers]:
     return {name: whole(value) for name, value in learner.weights().items()}
 
 
+def ask_again(case: Case, ranks: Ranks, url: str) -> Rescored | None:
+    """What is found out of the agreement with the version after the first step, by a learner that has gone on from there."""
+    learner = learner_of(case, ranks)
+    learner.step = 1
+    share = train_share(case.batches[1], case.settings, case.read, ranks)
+    learner.train_step(share)
+    before = learner.weights()
+    stale = replace(share, step=2, sequences=tuple(replace(s, versions=torch.ones_like(s.versions)) for s in share.sequences))
+    found = rescored(learner, stale, 0, WeightStore(f"{url}/weights"))
+    if any(not np.array_equal(whole(before[name]), whole(value)) for name, value in learner.weights().items()):
+        raise AssertionError("the learner's weights are not what they were")
+    return found
+
+
 def take_over(case: Case, ranks: Ranks, url: str) -> dict[str, Numbers]:
     """What the ranks hold together once each has taken its part of the version after the first step."""
     learner = learner_of(case, ranks)
@@ -127,8 +143,8 @@ def take_over(case: Case, ranks: Ranks, url: str) -> dict[str, Numbers]:
 
 
 def main(rank: int, port: int, cases: Mapping[str, Case], url: str, attempt: str, results: Connection) -> None:
-    """Rank `rank` at the store of `port`: sends what it found, by case and number of ranks, and what came of going on from a checkpoint
-    and from a version."""
+    """Rank `rank` at the store of `port`: sends what it found, by case and number of ranks, and what came of going on from a checkpoint,
+    of taking a version over, and of asking it again."""
     torch.set_num_threads(1)
     found: dict[tuple[str, int], Found] = {}
     for count in (3, 2):
@@ -142,5 +158,6 @@ def main(rank: int, port: int, cases: Mapping[str, Case], url: str, attempt: str
     ranks = ProcessRanks.join("127.0.0.1", port, 4, rank, 3, device="cpu", timeout_s=60)
     resumed = go_on(cases["sharded"], ranks, url)
     taken = take_over(cases["sharded"], ranks, url)
+    again = [ask_again(cases[name], ranks, url) for name in ("plain", "sharded")]
     leave()
-    results.send((found, resumed, taken))
+    results.send((found, resumed, taken, again))

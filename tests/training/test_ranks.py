@@ -24,7 +24,7 @@ from storage.arrays.writing import new_attempt
 from storage.version import Version
 from storage.weights import WeightStore
 from tests.training.conftest import make_trajectories_of
-from tests.training.rank_process import Case, Found, Numbers, carry_out, go_on, main
+from tests.training.rank_process import Case, Found, Numbers, ask_again, carry_out, go_on, main
 
 PASSES = {"passes_1": (10_000, None), "passes_2": (133, 1), "passes_7": (36, 2)}
 """The token budget, and what the order of the batch is drawn with, None for its own."""
@@ -40,6 +40,7 @@ def settings(name: str) -> LearnerSettings:
     model: dict[str, Any] = {"dtype": "float64", "shard": name.startswith("sharded")}
     batch: dict[str, Any] = {"token_budget": 24}
     made: dict[str, Any] = {"optimiser": {"lr": 1e-3, "weight_decay": 0.1}, "model": model, "batch": batch}
+    made |= {"agreement": {"sample": 100, "every": 1}}
     kind = name.removeprefix("sharded_")
     if kind == "rich":
         batch |= {"minibatches": 2, "denominator": "trajectory", "packing": False}
@@ -114,7 +115,7 @@ def sent(cases: dict[str, Case], url: str) -> Iterator[list[Any]]:
 
 @pytest.fixture(scope="module")
 def together(sent: list[Any]) -> list[dict[tuple[str, int], Found]]:
-    return [found for found, _, _ in sent]
+    return [found for found, *_ in sent]
 
 
 @pytest.fixture(scope="module")
@@ -184,9 +185,18 @@ def test_each_trajectory_is_read_by_one_rank(together: Any, cases: dict[str, Cas
 
 def test_what_two_ranks_save_three_ranks_and_one_go_on_from(sent: Any, cases: dict[str, Case], url: str) -> None:
     alone = go_on(cases["sharded"], ALONE, url)
-    for _, resumed, _ in sent:
+    for _, resumed, *_ in sent:
         assert apart(resumed, alone) <= 1e-9
     assert apart(alone, carry_out(replace(cases["sharded"], supervised=[]), ALONE).weights) <= 1e-9
+
+
+def test_ranks_ask_a_stored_version_again_together_whether_their_model_is_spread_or_not(sent: Any, cases: dict[str, Case], url: str) -> None:
+    alone = ask_again(cases["plain"], ALONE, url)
+    assert alone is not None and alone.tokens > 50 and alone.highest > alone.mean > 0.1  # the tokens' own numbers are made up
+    for *_, again in sent:
+        for found in again:
+            assert (found.version, found.tokens) == (Version(0, 1), alone.tokens)
+            assert (found.mean, found.highest) == pytest.approx((alone.mean, alone.highest), rel=1e-9)
 
 
 def test_two_ranks_publish_a_version_that_is_pulled_like_any_other(sent: Any, cases: dict[str, Case], url: str, tmp_path: Path) -> None:
@@ -199,7 +209,7 @@ def test_two_ranks_publish_a_version_that_is_pulled_like_any_other(sent: Any, ca
     rows = store.pull(Version(0, 1), names=[name], slices={name: slice(1, 4)})[name]
     assert np.array_equal(rows.double().numpy(), found[name][1:4].double().numpy())
     assert any(tensor.shards for tensor in store.commit(Version(0, 1)).tensors.values())
-    for _, _, taken in sent:  # by each of three ranks, which hold a third of it
+    for _, _, taken, _ in sent:  # by each of three ranks, which hold a third of it
         assert all(np.array_equal(taken[n], value.double().numpy()) for n, value in found.items())
     cache = WeightCache(store, tmp_path)  # where a host's engines load from
     loaded = load_file(cache.fetch(Version(0, 1)) / "model.safetensors")
