@@ -226,7 +226,7 @@ def export_model(
     store, version = located(location, options)
     files = {} if weights_only else None if files_from is None else model_files(Path(files_from))
     with progress_bar(f"exporting {version}") as told:
-        if adapter_of(store.commit(version)) is not None and not merged:
+        if adapter_of(store.commit(version), store.url) is not None and not merged:
             names = export_adapter(store, version, folder, storage_options=to_options, files=files, force=force)
         else:
             names = export_folder(

@@ -48,7 +48,7 @@ def copy_version(source: WeightStore, version: Version, target: WeightStore, *, 
 
     With an adapter goes its base. VersionDiffers if `target` has another version of that number; VersionMissing, Damaged, UnknownFormat.
     """
-    adapter = adapter_of(source.commit(version))
+    adapter = adapter_of(source.commit(version), source.url)
     if adapter is not None:
         copy_version(base_of(source, adapter.base), BASE, base_of(target, adapter.base), full=full, progress=progress)
     if full and source.commit(version).base is not None:

@@ -79,15 +79,15 @@ class Adapter:
         return {ADAPTER: asdict(self)}
 
 
-def adapter_of(commit: Commit) -> Adapter | None:
-    """What a version says of the adapter that it is; None for whole weights. Damaged if that makes no sense."""
+def adapter_of(commit: Commit, url: str) -> Adapter | None:
+    """What a version of the store at `url` says of the adapter that it is; None for whole weights. Damaged if that makes no sense."""
     said = commit.metadata.get(ADAPTER)
     if said is None:
         return None
     try:
         return pydantic.TypeAdapter(Adapter).validate_json(pydantic.TypeAdapter(JSON).dump_json(said))
     except ValueError as error:
-        raise Damaged(what="what it says of its adapter", reason=f"is refused: {error}", url="", version=commit.version) from error
+        raise Damaged(what="what it says of its adapter", reason=f"is refused: {error}", url=url, version=commit.version) from error
 
 
 def digest_of(state: Mapping[str, Tensor]) -> str:
@@ -129,7 +129,7 @@ def verify_with_bases(store: WeightStore, ref: Reference | None = None, progress
     read, damages, needed = found.bytes, list(found.damages), {}
     for version in found.versions:
         try:
-            adapter = adapter_of(store.commit(version))
+            adapter = adapter_of(store.commit(version), store.url)
         except StoreError:
             continue  # of which the verification tells
         if adapter is not None:
@@ -186,7 +186,7 @@ class Whole:
 
     def __init__(self, store: WeightStore, version: Version) -> None:
         self.commit = store.commit(version)
-        self.adapter = adapter_of(self.commit)
+        self.adapter = adapter_of(self.commit, store.url)
         self._store, self._base = store, store
         self._changes: dict[str, Tensor] | None = None
         self.layout = self.commit

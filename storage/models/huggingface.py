@@ -87,7 +87,7 @@ def export_adapter(
     peft is given. FolderRefused if the version is no adapter, and as `export_folder`; what `pull` raises.
     """
     commit = store.commit(version)
-    adapter = adapter_of(commit)
+    adapter = adapter_of(commit, store.url)
     if adapter is None:
         raise FolderRefused(f"version {version} of {store.url} is whole weights, no adapter: export it as a model")
     config = config_with_base(store.file(version, CONFIG_FILE), f"{base_of(store, adapter.base).url}@{BASE}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,7 @@ def test_a_copy_takes_the_base_along_and_a_missing_or_damaged_one_is_told(tmp_pa
 def test_an_adapter_of_another_model_or_rank_is_refused_before_anything_changes(tmp_path: Path) -> None:
     trained = Trained(str(tmp_path / "weights"), versions=1)
     state = trained.store.pull(Version(0, 0))
-    said = adapter_of(trained.store.commit(Version(0, 0)))
+    said = adapter_of(trained.store.commit(Version(0, 0)), trained.store.url)
     assert said is not None and (said.rank, said.alpha, said.base) == (2, 6.0, trained.digest)
     other = Adapter(3, 6.0, said.targets, False, said.base)
     stray = {f"{PREFIX}nowhere.lora_A.weight": torch.ones(2, 4), f"{PREFIX}nowhere.lora_B.weight": torch.ones(4, 2)}
@@ -170,7 +171,7 @@ SAID = {"rank": 2, "alpha": 1.0, "targets": ["q"], "transposed": False, "base": 
 def test_what_a_version_says_of_its_adapter_is_checked(tmp_path: Path, said: Any) -> None:
     store = WeightStore(str(tmp_path))
     store.publish({"w": torch.ones(2)}, version=Version(0, 0), metadata={"adapter": said}).result()
-    with pytest.raises(Damaged, match="adapter"):
+    with pytest.raises(Damaged, match=f"in {re.escape(str(tmp_path))} is damaged: what it says of its adapter"):
         Whole(store, Version(0, 0))
 
 
