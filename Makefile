@@ -4,7 +4,8 @@
 #   make train ARGS=--resume       go on where it was stopped
 #   make test                      set up, then lint, type-check and test
 #   make smollm2                   set up with SmolLM2-135M-Instruct, then train it on reasoning tasks
-#   make ranks                     set up, then kill ranks of a trainer that spans several workers
+#   make smollm2-test              set up the same, then run the tests that need it
+#   make faults                    set up, then kill engines, workers, ranks and whole runs, which go on or are resumed
 #   make search                    set up, then try the tests of properties on examples that were not tried before
 #   make stores                    set up with real S3 and GCS servers, then test the storage on them
 #
@@ -12,7 +13,7 @@
 # TORCH        cpu (default) or gpu. The package index's own torch is the CUDA build on Linux: `gpu` takes exactly that one. `cpu` takes
 #              the CPU build wherever pip finds one, which is on TORCH_INDEX or on an index or folder that pip is configured with.
 # TORCH_INDEX  URL of an index that holds torch's CPU builds, asked beside the ones that pip is configured with
-# ARGS         passed on to the command behind train, smollm2, search, stores, faults, ranks, bench and figures
+# ARGS         passed on to the command behind train, smollm2, smollm2-test, search, stores, faults, bench and figures
 
 PYTHON ?= python3.11
 TORCH ?= cpu
@@ -30,7 +31,7 @@ torch-gpu := torch===2.13.0
 # Processes share the cores; a thread pool in each of them would oversubscribe these many times over.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install train smollm2 test search stores faults ranks bench figures docs clean
+.PHONY: install train smollm2 smollm2-test test search stores faults bench figures docs clean
 
 install: $(INSTALLED)
 
@@ -39,6 +40,9 @@ train: $(INSTALLED)
 
 smollm2: $(INSTALLED) $(SMOLLM2)
 	$(BIN)/rollart run train --config flows/configs/smollm2.yaml $(ARGS)
+
+smollm2-test: $(INSTALLED) $(SMOLLM2)
+	$(BIN)/pytest -m "slow or not slow" tests/test_gguf.py tests/rollout/test_chat_template.py tests/training/test_smollm2.py $(ARGS)
 
 test: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -53,11 +57,8 @@ stores: $(INSTALLED) $(SERVERS)
 	$(BIN)/pytest -m "slow or not slow" tests/storage --stores=real $(ARGS)
 
 faults: $(INSTALLED)
-	$(BIN)/pytest -m "slow or not slow" tests/faults --ignore=tests/faults/test_lost_ranks.py $(ARGS)
+	$(BIN)/pytest -m "slow or not slow" tests/faults $(ARGS)
 	$(BIN)/pytest -m slow tests/integration tests/engines tests/training $(ARGS)
-
-ranks: $(INSTALLED)
-	$(BIN)/pytest -m "slow or not slow" tests/faults/test_lost_ranks.py $(ARGS)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks --quick $(ARGS)

@@ -17,11 +17,11 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import hypothesis
 import psutil
 import pytest
-
 
 hypothesis.settings.register_profile("repeated", derandomize=True)
 hypothesis.settings.register_profile("searched", derandomize=False, print_blob=True)
@@ -35,8 +35,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )  # fmt: skip
 
 
-PATIENCE_S = 150.0
-"""How long anything may take: much longer than it does, since tests share the machine."""
+PATIENCE_S = 600.0
+"""How long anything may take: much longer than it does, since tests share the machine, and a run starts many processes that import torch."""
 
 GONE_S = 20.0
 """Within which processes whose owner was killed have to be gone; it takes them a second or two."""
@@ -179,11 +179,11 @@ class Running:
     def printed(self) -> str:
         return self._texts["out"]
 
-    def says(self, text: str) -> None:
-        """Returns once stderr holds `text`."""
+    def says(self, text: str, times: int = 1) -> None:
+        """Returns once stderr holds `text`, that often."""
         with self._news:
-            there = self._news.wait_for(lambda: text in self.heard or self.process.poll() is not None, PATIENCE_S)
-        assert there and text in self.heard, f"never said {text!r}: {self.heard}"
+            there = self._news.wait_for(lambda: self.heard.count(text) >= times or self.process.poll() is not None, PATIENCE_S)
+        assert there and self.heard.count(text) >= times, f"never said {text!r} {times} times: {self.heard}"
 
     def grows_to(self, count: int) -> None:
         """Returns once the session has `count` processes."""
@@ -232,12 +232,29 @@ class Running:
 
     def worker(self, name: str) -> psutil.Process:
         """The worker process that the local cluster calls `name`, as the run's own Dask dashboard tells it."""
-        (dashboard,) = re.findall(r"Dask dashboard: (http://\S+)/status", self.heard)
-        with urllib.request.urlopen(f"{dashboard}/info/main/workers.html", timeout=GONE_S) as answer:
-            workers = re.findall(r"tcp://[^<]*:(\d+)</a></td>\s*<td>\s*(\S+)\s*</td>", answer.read().decode())
-        (port,) = [int(port) for port, called in workers if called == name]
+        (port,) = [int(address.rpartition(":")[2]) for address, called in self._workers() if called == name]
         listening = {c.laddr.port: p for p in self.alive() for c in p.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
         return listening[port]
+
+    def is_given(self, task: str) -> None:
+        """Returns once the scheduler has given some worker a task called `task`, which has not ended yet."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not any(f">{task}-" in self._processing(address) for address, _ in self._workers()):
+            assert self.process.poll() is None and time.monotonic() < deadline, f"nothing was given {task}: {self.heard}"
+            time.sleep(0.05)  # the dashboard tells it when it is asked
+
+    def _workers(self) -> list[tuple[str, str]]:
+        """Address and name of each worker that the scheduler has."""
+        return re.findall(r"(tcp://[^<\s]*:\d+)</a></td>\s*<td>\s*(\S+)\s*</td>", self._told("main/workers"))
+
+    def _processing(self, address: str) -> str:
+        return self._told(f"worker/{quote(address, safe='')}").partition("Processing")[2]
+
+    def _told(self, page: str) -> str:
+        """A page of the run's own Dask dashboard."""
+        (dashboard,) = re.findall(r"Dask dashboard: (http://\S+)/status", self.heard)
+        with urllib.request.urlopen(f"{dashboard}/info/{page}.html", timeout=GONE_S) as answer:
+            return str(answer.read().decode())
 
     def kill_all(self) -> None:
         for process in self.alive():

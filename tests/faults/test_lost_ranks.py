@@ -1,111 +1,172 @@
-"""Ranks that die in the middle of a step: training goes on with one in the lost one's place, as if nothing had been, or from a checkpoint."""
+"""Training over two ranks that loses one of them, all of them, or the whole run: no batch counts twice, and no bit of the weights changes."""
 
 from __future__ import annotations
 
 import os
 import signal
-import time
+from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 
-STEPS = 6
-RANKS = ("hardware.trainer.workers=2", "evaluate.every=0", "evaluate.episodes=6")
-DETERMINISTIC = (*RANKS, "run.deterministic=true", "train.alpha=0", "weights.keep_last=0")
+from tests.conftest import GONE_S
+from tests.integration.test_killed_run import assert_equal_weights, trained_on
 
-STARTED_S = 3.0
-"""Within which the next step has begun; it waits for a stopped rank, and nothing outside of it says so."""
+STEPS = 10
+PATIENT = ("training.ranks.timeout=3600", "training.ranks.replacement=3600")
+"""Ranks don't give each other up in the time that a test has, the loss of one has to be noticed before; and a worker comes in its place."""
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
+RANKS = (*PATIENT, "hardware.trainer.workers=2", "stages.reward=player", "evaluate.every=0", "evaluate.episodes=6")
+DETERMINISTIC = (*RANKS, "run.deterministic=true", "train.alpha=0", "weights.keep_last=0", "train.checkpoint_every=5")
+SPREAD = "training.model.shard=true"
+ENDLESS = "train.steps=100000"
+
+pytestmark = [pytest.mark.timeout(3600), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def whole(place: Any) -> Any:
-    """An undisturbed deterministic run on two ranks."""
+def whole(place: Any) -> str:
+    """An undisturbed deterministic run on two ranks, each with the whole model."""
     place.finish("whole", *DETERMINISTIC, f"train.steps={STEPS}")
-    return place
+    return "whole"
 
 
-def kill_in_a_step(worker: psutil.Process) -> None:
-    """Kills a rank when the others are in a step and wait for it."""
-    worker.suspend()
-    time.sleep(STARTED_S)
-    worker.kill()
+@pytest.fixture(scope="module")
+def spread(place: Any) -> str:
+    """The same with the model spread over the ranks."""
+    place.finish("spread", *DETERMINISTIC, SPREAD, f"train.steps={STEPS}")
+    return "spread"
 
 
-def bits(place: Any, name: str) -> dict[int, dict[str, bytes]]:
-    """The weights after each step, of the newest lineage that has them."""
-    store = place.weights(name)
-    return {v.step: {n: t.numpy().tobytes() for n, t in store.pull(v).items()} for v in store.versions()}
+def kill_in_a_step(running: Any, name: str, step: str = "train-step") -> None:
+    """Kills the rank of the worker called `name` when both are in a step: the second one is stopped, so that neither comes to its end."""
+    victim, stopped = running.worker(name), running.worker("trainer-1")
+    stopped.suspend()
+    running.is_given(step)
+    victim.kill()
+    if victim != stopped:
+        stopped.resume()
 
 
-def assert_went_on_as_if_nothing_had_been(place: Any, name: str, running: Any) -> None:
+def goes_on_with(running: Any, ranks: int, times: int = 1, *, phase: str = "training") -> None:
+    """Returns once the run has formed its group anew with `ranks` that often, and then taken a step."""
+    running.says(f"is formed anew with {ranks} (", times)
+    running.says(f"{phase} step ", running.heard.count(f"{phase} step ") + 1)
+
+
+def assert_each_batch_counts_once(place: Any, name: str, steps: int = STEPS) -> None:
+    """One settlement a step on the lineage that survived, and one fate a trajectory, over all of them."""
+    assert [line["step"] for line in place.metrics(name, "step")] == list(range(1, steps + 1))
+    table = place.trajectories(name)
+    used = table[table["fate"].isin(["trained", "no_signal"])]
+    assert not used.duplicated(["task", "episode", "member"]).any()
+    assert (used.groupby("version").size() == 4 * 4 + 2 * 3).all()
+    assert sorted(used["version"].unique()) == list(range(steps))
+
+
+def test_ranks_that_die_in_a_step_are_replaced_and_the_step_is_taken_once(place: Any, whole: str) -> None:
+    """First one, then the one where the others meet, which publishes and hands the state on."""
+    running = place.start("replaced", *DETERMINISTIC, f"train.steps={STEPS}")
+    running.says("training step 1/")
+    kill_in_a_step(running, "trainer-1")
+    goes_on_with(running, 2)
+    kill_in_a_step(running, "trainer-0")
     assert running.wait() == 0, running.heard
-    assert running.left() == []
-    assert "the group of 2 ranks is formed anew with 2 (1 of them as before): train-step" in running.heard
-    assert [line["step"] for line in place.metrics(name, "step")] == list(range(1, STEPS + 1))
-    assert {v.lineage for v in place.weights(name).versions()} == {0}
-    assert sum(line["train"]["optimiser_steps"] for line in place.metrics(name, "step")) >= 3  # else all were equal for want of training
-    assert bits(place, name) == bits(place, "whole")
-
-
-def test_a_rank_that_dies_in_a_step_is_replaced_and_the_step_is_taken_once(whole: Any) -> None:
-    running = whole.start("second", *DETERMINISTIC, f"train.steps={STEPS}")
-    running.says("training step 2/")
-    kill_in_a_step(running.worker("trainer-1"))
-    assert_went_on_as_if_nothing_had_been(whole, "second", running)
-
-
-def test_the_rank_that_the_others_met_at_and_that_publishes_can_die_too(whole: Any) -> None:
-    running = whole.start("first", *DETERMINISTIC, f"train.steps={STEPS}")
-    running.says("training step 2/")
-    kill_in_a_step(running.worker("trainer-0"))
-    assert_went_on_as_if_nothing_had_been(whole, "first", running)
+    assert running.left(GONE_S) == []
+    assert running.heard.count("the group of 2 ranks is formed anew with 2 (1 of them as before)") == 2
+    assert {v.lineage for v in place.weights("replaced").versions()} == {0}
+    assert len(list((place.run("replaced") / "ledger").iterdir())) == STEPS
+    assert_each_batch_counts_once(place, "replaced")
+    assert_equal_weights(place, whole, "replaced")
+    assert trained_on(place, "replaced") == trained_on(place, whole)
 
 
 def test_training_goes_on_with_fewer_ranks_until_a_worker_is_there_again(place: Any) -> None:
-    running = place.start("fewer", *RANKS, "train.steps=40", "training.ranks.replacement=0")
-    running.says("training step 2/")
-    kill_in_a_step(running.worker("trainer-1"))
-    running.says("is formed anew with 1 (1 of them as before)")
-    running.says("the group of 1 ranks is formed anew with 2")
-    assert running.wait() == 0, running.heard
-    assert [line["step"] for line in place.metrics("fewer", "step")] == list(range(1, 41))
-
-
-def test_a_rank_that_dies_while_the_policy_is_warmed_up_is_replaced(place: Any) -> None:
-    running = place.start("warming", *RANKS, "train.steps=2", "warm_up.steps=60")
+    """In the warm-up, and in training."""
+    running = place.start("fewer", *RANKS, "warm_up.steps=60", "train.steps=40", "training.ranks.replacement=0")
     running.says("warm-up step 6/")
-    kill_in_a_step(running.worker("trainer-1"))
+    kill_in_a_step(running, "trainer-1", "supervised-step")
+    goes_on_with(running, 1, phase="warm-up")
+    goes_on_with(running, 2)
+    assert "formed anew with 1 (1 of them as before): supervised-step" in running.heard
+    kill_in_a_step(running, "trainer-1")
+    goes_on_with(running, 1, times=2)
+    goes_on_with(running, 2, times=2)
     assert running.wait() == 0, running.heard
-    assert "is formed anew with 2 (1 of them as before): supervised-step" in running.heard
-    assert [line["step"] for line in place.metrics("warming", "step")] == [1, 2]
+    assert "formed anew with 1 (1 of them as before): train-step" in running.heard
+    assert_each_batch_counts_once(place, "fewer", 40)
 
 
-@pytest.mark.parametrize("shard", [False, True])
-def test_a_run_that_no_rank_can_go_on_from_ends_in_one_line_and_can_be_resumed(place: Any, shard: bool) -> None:
-    """With whole models that takes the loss of all ranks, with spread ones that of any."""
-    name = f"lost-{shard}"
-    running = place.start(name, *RANKS, f"training.model.shard={shard}", "train.steps=100000")
-    running.says("training step 3/")
-    lost = [running.worker("trainer-1"), *([] if shard else [running.worker("trainer-0")])]
-    for worker in lost:
+@pytest.fixture(scope="module", params=["whole", "spread"])
+def ended(request: pytest.FixtureRequest, place: Any) -> SimpleNamespace:
+    """A deterministic run that is ended three times after its fifth step and resumed each time: its main process is killed, then so many
+    ranks die that none can go on, then Ctrl-C comes in the middle of a step."""
+    beside = request.getfixturevalue(request.param)
+    name = f"ended-{beside}"
+    settings = (*DETERMINISTIC, SPREAD) if beside == "spread" else DETERMINISTIC
+
+    killed = place.start(name, *settings, ENDLESS)
+    killed.says("training step 6/")
+    os.kill(killed.process.pid, signal.SIGKILL)
+    codes, left = [killed.wait()], [killed.left(GONE_S)]
+
+    lost = place.start(name, *settings, ENDLESS, resume=True)
+    lost.says("training step 6/")
+    # Whole models outlive all ranks but one, spread ones none.
+    workers = [lost.worker(rank) for rank in (("trainer-1",) if beside == "spread" else ("trainer-0", "trainer-1"))]
+    for worker in workers:
         worker.suspend()
-    for worker in lost:
+    for worker in workers:
         worker.kill()
-    assert running.wait() == 3, running.heard
-    assert running.left() == []
-    assert "go on from there with --resume" in running.heard.splitlines()[-1]
-    place.finish(name, *RANKS, f"training.model.shard={shard}", f"train.steps={place.checkpoints(name).versions()[-1].step + 2}", resume=True)
+    codes.append(lost.wait())
+    left.append(lost.left(GONE_S))
+
+    stopped = place.start(name, *settings, ENDLESS, resume=True)
+    stopped.says("training step 6/")
+    rank = stopped.worker("trainer-1")
+    rank.suspend()
+    stopped.is_given("train-step")
+    stopped.interrupt()
+    stopped.says("finishing the step")
+    rank.resume()
+    codes.append(stopped.wait())
+    left.append(stopped.left(GONE_S))
+    reached = [line["step"] for line in place.metrics(name, "step")][-1]
+    saved = place.checkpoints(name).versions()[-1]
+
+    last = place.start(name, *settings, f"train.steps={STEPS}", resume=True)
+    codes.append(last.wait())
+    runs = {"killed": killed, "lost": lost, "stopped": stopped, "last": last}
+    return SimpleNamespace(place=place, name=name, beside=beside, codes=codes, left=left, runs=runs, reached=reached, saved=saved)
 
 
-def test_a_killed_and_resumed_run_on_two_ranks_equals_the_whole_one_bit_for_bit(whole: Any) -> None:
-    first = whole.start("resumed", *DETERMINISTIC, "train.steps=100000")
-    first.says("training step 3/")
-    os.kill(first.process.pid, signal.SIGKILL)
-    assert first.wait() == -signal.SIGKILL
-    assert first.left(seconds=20.0) == []
-    whole.finish("resumed", *DETERMINISTIC, f"train.steps={STEPS}", resume=True)
-    found, wanted = bits(whole, "resumed"), bits(whole, "whole")
-    assert all(found[step] == wanted[step] for step in range(STEPS + 1))
+def test_a_run_says_how_it_ended_and_leaves_nothing_behind(ended: SimpleNamespace) -> None:
+    heard = "\n".join(running.heard for running in ended.runs.values())
+    assert ended.codes == [-signal.SIGKILL, 3, 130, 0], heard
+    assert ended.left == [[], [], []]
+    assert "go on from there with --resume" in ended.runs["lost"].heard.splitlines()[-1]
+    assert ended.runs["stopped"].heard.splitlines()[-1] == f"rollart: interrupted; go on with --resume --set run.name={ended.name}"
+    assert "Traceback" not in heard
+
+
+def test_ctrl_c_in_a_step_of_the_ranks_ends_it_and_saves_it(ended: SimpleNamespace) -> None:
+    assert 6 < ended.reached == ended.saved.step
+
+
+def test_a_resumed_run_goes_on_from_the_last_checkpoint_and_counts_each_batch_once(ended: SimpleNamespace) -> None:
+    assert [line["step"] for line in ended.place.metrics(ended.name, "resume")] == [5, 5, ended.reached]
+    assert_each_batch_counts_once(ended.place, ended.name)
+
+
+def test_a_resumed_run_equals_the_undisturbed_one_bit_for_bit(ended: SimpleNamespace) -> None:
+    # The second try lost its ranks before its first checkpoint, so that nothing goes on from it.
+    assert {v.lineage for v in ended.place.weights(ended.name).versions()} == {0, 2, 3}
+    assert_equal_weights(ended.place, ended.beside, ended.name)
+    assert trained_on(ended.place, ended.name) == trained_on(ended.place, ended.beside)
+
+
+@pytest.mark.parametrize("run", ["whole", "spread"])
+def test_engines_have_the_weights_that_the_ranks_trained(request: pytest.FixtureRequest, place: Any, run: str) -> None:
+    """What was sampled for a step has the probability that the ranks find for it: nothing else was trained on in between."""
+    steps = place.metrics(request.getfixturevalue(run), "step")
+    assert all(line["train"]["drift_max"] < 1e-4 for line in steps if line["train"]["optimiser_steps"])
