@@ -170,6 +170,8 @@ class TaskSettings(Section):
     max_turns: int = Field(1, ge=1, description="turns after which an episode is cut off")
     max_new_tokens: int = Field(16, ge=1, description="tokens a response may have")
     max_tokens: int = Field(256, ge=8, description="tokens a trajectory may have, prompts included")
+    reset_timeout: float = Field(120.0, gt=0, description="seconds after which a reset fails the attempt (none for a plain function in the loop)")
+    step_timeout: float = Field(60.0, gt=0, description="the same for a step")
     run_in: RunIn = Field("thread", description="where the environment's calls run: in a thread, or in the worker's loop if none takes over 1 ms")
     sampling: Sampling = Field(default_factory=lambda: Sampling())
     advantage: AdvantageOverride = Field(default_factory=lambda: AdvantageOverride())
@@ -330,6 +332,17 @@ class Config(Section):
         if self.policy.tiny is not None and self.policy.tiny.max_length < self.engine.max_length:
             problems.append(f"engine.max_length: {self.engine.max_length} is over policy.tiny.max_length {self.policy.tiny.max_length}; lower it")
         problems += [f"tasks.{t.name}.system: needs policy.chat, which makes it a message" for t in self.tasks if t.system and not self.policy.chat]
+        problems += [
+            f"rollout.lease: {self.rollout.lease:g} s end before tasks.{t.name}.reset_timeout and step_timeout "
+            f"({t.reset_timeout:g} s and {t.step_timeout:g} s) can; raise it or lower them"
+            for t in self.tasks
+            if self.rollout.lease <= t.reset_timeout + t.step_timeout
+        ]
+        if self.run.step_timeout <= self.rollout.lease + self.rollout.most_rest:
+            problems.append(
+                f"run.step_timeout: {self.run.step_timeout:g} s end the run before a silent attempt is tried again, rollout.lease "
+                f"{self.rollout.lease:g} s and rollout.most_rest {self.rollout.most_rest:g} s later; raise it or lower them"
+            )
         if len(self.tasks) > self.train.groups:
             problems.append(f"train.groups: {self.train.groups} leaves a task out of {len(self.tasks)} without a group; raise it")
         if self.run.deterministic:

@@ -240,7 +240,8 @@ def rollout_plan(config: Config, folder: RunFolder, lineage: int) -> RolloutPlan
     """What every environment worker has to know."""
     tasks = {
         t.name: TaskPlan(
-            t.environment, t.settings, Limits(t.max_turns, t.max_new_tokens, t.max_tokens), t.sampling.transform, t.run_in,
+            t.environment, t.settings, Limits(t.max_turns, t.max_new_tokens, t.max_tokens, t.reset_timeout, t.step_timeout),
+            t.sampling.transform, t.run_in,
             config.hardware[config.affinity.hardware_class("generate", t.name)].resource, t.system,
         )
         for t in config.tasks

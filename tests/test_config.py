@@ -55,6 +55,8 @@ def test_a_shipped_configuration_loads_and_names_what_exists(path: Path) -> None
         ("run.root=''", "run.root: string should have at least 1 character"),
         ("policy.tiny.heads=5", "policy.tiny: hidden_size 96 is no multiple of 10, twice the heads"),
         ("rollout.lease=.inf", "rollout.lease: input should be a finite number"),
+        ("rollout.lease=100", "rollout.lease: 100 s end before tasks.frozen_lake.reset_timeout and step_timeout (120 s and 60 s) can"),
+        ("run.step_timeout=300", "run.step_timeout: 300 s end the run before a silent attempt is tried again, rollout.lease 300 s"),
         ("training.optimiser.lr=.inf", "training.optimiser.lr: input should be a finite number"),
         ("training.optimiser.betas=[0.9, 1]", "training.optimiser.betas: each must be at least 0 and under 1, got (0.9, 1.0)"),
         ("training.model.device=banana", "training.model.device: string should match pattern"),

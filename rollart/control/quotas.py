@@ -44,26 +44,26 @@ def choose(
     are not complete. `fill`: a task's complete groups up to its quota, then the oldest of the others' until the batch has as many as all
     quotas together.
     """
-    by_task: dict[str, list[OpenGroup]] = {task: [] for task in quotas}
+    by_task: dict[str, list[tuple[bool, int, OpenGroup]]] = {task: [] for task in quotas}
+    complete = dict.fromkeys(quotas, 0)
     for group in groups:
-        by_task[group.episode.task].append(group)
+        task = group.episode.task
+        by_task[task].append((not window.must_take(group.oldest, step), group.episode.index, group))
+        complete[task] += group.complete
+    if sum(complete.values()) < sum(q.quota for q in quotas.values()) or (short == "wait" and any(complete[t] < q.quota for t, q in quotas.items())):
+        return None
     taken: list[OpenGroup] = []
     spare: list[OpenGroup] = []
     for task, q in quotas.items():
-        mine = sorted(by_task[task], key=lambda g: (not window.must_take(g.oldest, step), g.episode.index))
-        due = [g for g in mine if window.must_take(g.oldest, step)][: q.quota]
+        mine = sorted(by_task[task])
+        ready = [group for _, _, group in mine if group.complete]
         if short == "wait":
-            chosen = due + [g for g in mine[len(due) :] if g.complete][: q.quota - len(due)]
-            if len(chosen) < q.quota or not all(g.complete for g in chosen):
+            due = [group for later, _, group in mine if not later][: q.quota]
+            if not all(group.complete for group in due):
                 return None
-        else:
-            complete = [g for g in mine if g.complete]
-            chosen, more = complete[: q.quota], complete[q.quota :]
-            spare += more
-        taken += chosen
+        taken += ready[: q.quota]
+        spare += ready[q.quota :]
     missing = sum(q.quota for q in quotas.values()) - len(taken)
-    if missing > len(spare):
-        return None
     taken += sorted(spare, key=lambda g: (g.oldest, g.episode.index, g.episode.task))[:missing]
     order = {task: i for i, task in enumerate(quotas)}
     return sorted(taken, key=lambda g: (order[g.episode.task], g.episode.index))

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import inspect
 import json
 import math
 import random
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from rollart.control.failures import Cause
 from rollart.control.seeds import derive, environment_seed, sampling_seed
 from rollart.control.staleness import StalenessWindow
+from rollart.environments.calls import CallPool, CallTimedOut, EnvironmentCalls, RunIn, TooManyLeftBehind
 from rollart.environments.protocol import Environment, Scripted, StepResult
 from rollart.types import (
     NOT_SAMPLED,
@@ -29,8 +29,6 @@ from rollart.types import (
     Segment,
     Trajectory,
 )
-
-RunIn = Literal["loop", "thread"]
 
 Generate = Callable[[GenerateRequest], Awaitable[GenerateResult]]
 
@@ -57,17 +55,19 @@ class EpisodeFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of an episode: turns, tokens of a response, tokens of the whole trajectory."""
+    """Bounds of an episode: turns, tokens of a response, tokens of the whole trajectory, seconds of a reset and of a step."""
 
     max_turns: int
     max_new_tokens: int
     max_tokens: int
+    reset_s: float = 120.0
+    step_s: float = 60.0
 
 
 @dataclass(slots=True)
 class EpisodeRunner:
-    """Plays attempts of one task. `current_version` is the newest version known here; over-age work stops at the next turn. `system` is
-    the message that a chat template puts before all others."""
+    """Plays one attempt. `current_version` is the newest version known here; over-age work stops at the next turn, or at once where
+    `stop_for_age` is called. `system` is the message that a chat template puts before all others; `pool` has the threads for calls that block."""
 
     codec: Codec
     limits: Limits
@@ -78,6 +78,10 @@ class EpisodeRunner:
     run_in: RunIn = "thread"
     window: StalenessWindow | None = None
     current_version: Callable[[], int] = lambda: NOT_SAMPLED
+    pool: CallPool = field(default_factory=CallPool)
+    _segment: Segment | None = None
+    _playing: asyncio.Task[Any] | None = None
+    _stopped: bool = False
 
     async def play(self, environment: Environment, attempt: Attempt, generate: Generate) -> Trajectory:
         """Lets the policy behind `generate` play; EpisodeFailed if the environment raises."""
@@ -90,69 +94,89 @@ class EpisodeRunner:
             raise EpisodeFailed(f"warm_up.episodes.{attempt.episode.task}: the task's environment has no script(); set it to 0")
         return await self._run(environment, attempt, _ScriptedPlay(self, attempt, environment))
 
+    def stop_for_age(self, newest: int) -> bool:
+        """Stops the attempt where it is, be it in a response or a step, if version `newest` has made it too old to be trained on; whether
+        it did. What there is of it comes back as `over_age`."""
+        if self._segment is None or self._playing is None or self._stopped or not self._over_age(self._segment, newest):
+            return False
+        self._stopped = True
+        self._playing.cancel()
+        return True
+
     async def _run(self, environment: Environment, attempt: Attempt, play: _Play) -> Trajectory:
         started = time.time()
         seconds = {"start": started, "reset": 0.0, "step": 0.0, "generate": 0.0}
         segment = Segment(self.transform)
-        actions: list[str] = []
-        info: dict[str, Any] = {}
+        self._segment, self._playing = segment, asyncio.current_task()
         seed = environment_seed(self.run_seed, attempt.episode)
+        calls = EnvironmentCalls(environment, self.run_in, {"reset": self.limits.reset_s, "step": self.limits.step_s}, self.pool)
+        told = _Told()
+        outcome: Outcome = "over_age"
         try:
-            observations = [_text(await self._call(seconds, "reset", environment.reset, seed), "reset")]
-            outcome: Outcome = "truncated"
-            for turn in range(self.limits.max_turns):
-                prompt = self.codec.prompt(observations, segment.ids[-1] if turn else None, self.system)
-                room = self.limits.max_tokens - len(segment) - len(prompt)
-                if room < 1:
-                    if turn == 0:  # nothing of the policy is in it: it can't be scored, and has no version to be as old as
-                        raise EpisodeFailed(
-                            f"tasks.{attempt.episode.task}.max_tokens: the first prompt has {len(prompt)} tokens and leaves no room for a response "
-                            f"in {self.limits.max_tokens}; raise it"
-                        )
-                    outcome = "over_length"
-                    break
-                segment.append_prompt(prompt)
-                if self._over_age(segment):
-                    outcome = "over_age"
-                    break
-                action = await play.act(segment, turn, min(room, self.limits.max_new_tokens), seconds)
-                actions.append(action)
-                result = _stepped(await self._call(seconds, "step", environment.step, action))
-                segment.reward_last_turn(result.reward)
-                info = result.info
-                observations.append(result.observation)
-                if result.terminated or result.truncated:
-                    outcome = "terminated" if result.terminated else "truncated"
-                    break
+            outcome = await self._turns(calls, attempt, play, segment, seed, seconds, told)
+        except asyncio.CancelledError:
+            if not self._stopped or self._playing is None or self._playing.uncancel():
+                raise
         finally:
-            await self._close(environment)
+            self._playing = None
+            await calls.close()
         seconds["total"] = time.time() - started
-        info = {**info, "action": actions[-1] if actions else "", "actions": actions}
+        info = {**told.info, "action": told.actions[-1] if told.actions else "", "actions": told.actions}
         return Trajectory(attempt, uuid.uuid4().hex, self.lineage, seed, [segment], outcome, info, seconds)
 
-    def _over_age(self, segment: Segment) -> bool:
+    async def _turns(
+        self, calls: EnvironmentCalls, attempt: Attempt, play: _Play, segment: Segment, seed: int, seconds: dict[str, float], told: _Told
+    ) -> Outcome:
+        observations = [_text(await self._call(calls, "reset", seed, attempt, seconds), "reset")]
+        for turn in range(self.limits.max_turns):
+            prompt = self.codec.prompt(observations, segment.ids[-1] if turn else None, self.system)
+            room = self.limits.max_tokens - len(segment) - len(prompt)
+            if room < 1:
+                if turn == 0:  # nothing of the policy is in it: it can't be scored, and has no version to be as old as
+                    raise EpisodeFailed(
+                        f"tasks.{attempt.episode.task}.max_tokens: the first prompt has {len(prompt)} tokens and leaves no room for a response "
+                        f"in {self.limits.max_tokens}; raise it"
+                    )
+                return "over_length"
+            segment.append_prompt(prompt)
+            if segment.turns and self._over_age(segment, self.current_version()):
+                return "over_age"
+            action = await play.act(segment, turn, min(room, self.limits.max_new_tokens), seconds)
+            told.actions.append(action)
+            result = _stepped(await self._call(calls, "step", action, attempt, seconds))
+            segment.reward_last_turn(result.reward)
+            told.info = result.info
+            observations.append(result.observation)
+            if result.terminated or result.truncated:
+                return "terminated" if result.terminated else "truncated"
+        return "truncated"
+
+    def _over_age(self, segment: Segment, newest: int) -> bool:
         if self.window is None or not segment.turns:
             return False
-        return self.window.expired(segment.versions[segment.turns[0].start], self.current_version())
+        return self.window.expired(segment.versions[segment.turns[0].start], newest)
 
-    async def _call(self, seconds: dict[str, float], stage: str, function: Callable[..., Any], argument: Any) -> Any:
-        """Calls the environment where the task says; what it raises is its failure, not the policy's."""
+    async def _call(self, calls: EnvironmentCalls, method: str, argument: Any, attempt: Attempt, seconds: dict[str, float]) -> Any:
+        """What the environment's method returns; what it raises, or a limit that it outlasts, is its failure, not the policy's."""
         started = time.perf_counter()
         try:
-            if inspect.iscoroutinefunction(function):
-                return await function(argument)
-            if self.run_in == "thread":
-                return await asyncio.to_thread(function, argument)
-            return function(argument)
+            return await calls.call(method, argument)
+        except TooManyLeftBehind as error:
+            raise EpisodeFailed(str(error), "machine") from error
+        except CallTimedOut as error:
+            raise EpisodeFailed(f"{error} (tasks.{attempt.episode.task}.{method}_timeout)") from error
         except (Exception, SystemExit) as error:  # a program inside may call exit(), which would end the worker
-            raise EpisodeFailed(f"environment raised in {stage}: {type(error).__name__}: {error}") from error
+            raise EpisodeFailed(f"environment raised in {method}: {type(error).__name__}: {error}") from error
         finally:
-            seconds[stage] += time.perf_counter() - started
+            seconds[method] += time.perf_counter() - started
 
-    async def _close(self, environment: Environment) -> None:
-        closing = environment.close()
-        if inspect.isawaitable(closing):
-            await closing
+
+@dataclass(slots=True)
+class _Told:
+    """What of an episode is stored beside its tokens."""
+
+    actions: list[str] = field(default_factory=list)
+    info: dict[str, Any] = field(default_factory=dict)
 
 
 def _text(value: Any, stage: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,12 +17,15 @@ from rollart.engines.client import EngineClient
 from rollart.engines.errors import EngineUnreachable
 from rollart.engines.router import EngineTable, pick
 from rollart.environments import registry as environments
-from rollart.rollout.episode import EpisodeFailed, EpisodeRunner, Limits, RunIn
+from rollart.environments.calls import CallPool, RunIn
+from rollart.rollout.episode import EpisodeFailed, EpisodeRunner, Limits
 from rollart.rollout.vocabulary import Vocabulary
 from rollart.rollout.writer import TrajectoryWriter
 from rollart.types import NOT_SAMPLED, Attempt, GenerateRequest, GenerateResult, Receipt, SamplingTransform, Trajectory
 from storage.models.folders import local_folder
 from storage.objects.store import ObjectStore
+
+log = logging.getLogger(__name__)
 
 PLUGIN = "rollout"
 
@@ -69,6 +73,7 @@ class _Shared:
     vocabulary: Vocabulary
     writer: TrajectoryWriter
     client: EngineClient
+    pool: CallPool = field(default_factory=CallPool)
     table: EngineTable | None = None
     announced: asyncio.Event = field(default_factory=asyncio.Event)
     newest: int = NOT_SAMPLED
@@ -85,6 +90,7 @@ class EnvironmentPlugin(WorkerPlugin):
         self.plan = plan
         self.shared: _Shared | None = None
         self.running: dict[str, asyncio.Task[Any]] = {}
+        self.playing: dict[Attempt, EpisodeRunner] = {}
 
     async def setup(self, worker: Worker) -> None:
         store = ObjectStore(self.plan.run_url, self.plan.storage_options)
@@ -109,7 +115,17 @@ class EnvironmentPlugin(WorkerPlugin):
         if shared.table is None or table.revision > shared.table.revision:
             shared.table = table
             shared.announced.set()
-        shared.newest = max(shared.newest, newest)
+        self._advance(newest)
+
+    def _advance(self, newest: int) -> None:
+        """Version `newest` exists: what it makes too old to be trained on is stopped, wherever it is."""
+        shared = self._shared()
+        if newest <= shared.newest:
+            return
+        shared.newest = newest
+        stopped = sum([runner.stop_for_age(newest) for runner in self.playing.values()])
+        if stopped:
+            log.info("version %d made %d trajectories too old to be trained on; they are stopped", newest, stopped)
 
     def _shared(self) -> _Shared:
         if self.shared is None:
@@ -130,6 +146,7 @@ class EnvironmentPlugin(WorkerPlugin):
             run_in=task.run_in,
             window=plan.window if training else None,
             current_version=lambda: shared.newest,
+            pool=shared.pool,
         )
 
     async def generate(self, attempt: Attempt, request: GenerateRequest) -> GenerateResult:
@@ -159,7 +176,7 @@ class EnvironmentPlugin(WorkerPlugin):
         finally:
             shared.in_flight[entry.url] -= 1
         if result.versions:
-            shared.newest = max(shared.newest, result.versions[-1].step)
+            self._advance(result.versions[-1].step)
         return result
 
     async def _table_after(self, revision: int) -> EngineTable:
@@ -207,12 +224,13 @@ async def trajectory_task(attempt: Attempt, key: str) -> Receipt:
 async def _played(plugin: EnvironmentPlugin, attempt: Attempt) -> Trajectory:
     task = plugin.plan.tasks[attempt.episode.task]
     environment = environments.make(task.environment, **task.settings)
-    runner = plugin.runner(attempt)
+    runner = plugin.playing[attempt] = plugin.runner(attempt)
     try:
         if attempt.episode.purpose == "warm_up":
             return await runner.play_script(environment, attempt)
         return await runner.play(environment, attempt, lambda request: plugin.generate(attempt, request))
     finally:
+        del plugin.playing[attempt]
         plugin.forget(attempt)
 
 

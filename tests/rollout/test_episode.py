@@ -8,6 +8,7 @@ import pytest
 
 from rollart.control.seeds import environment_seed, sampling_seed
 from rollart.control.staleness import StalenessWindow
+from rollart.environments.calls import CallPool
 from rollart.environments.protocol import StepResult
 from rollart.rollout.episode import EpisodeFailed, EpisodeRunner, Limits
 from rollart.types import Attempt, Episode, GenerateRequest, GenerateResult, SamplingTransform, Version
@@ -120,6 +121,120 @@ async def test_over_age_work_stops_at_the_next_turn() -> None:
     policy = Policy([3, 3, 3])
     trajectory = await runner(window=StalenessWindow(0), current_version=lambda: next(newest)).play(Echo(), ATTEMPT, policy)
     assert trajectory.outcome == "over_age" and len(policy.requests) == 2
+
+
+class Waits:
+    """A policy whose second answer never comes."""
+
+    def __init__(self) -> None:
+        self.asked, self.ended = asyncio.Event(), asyncio.Event()
+        self.first = Policy([3])
+
+    async def __call__(self, request: GenerateRequest) -> GenerateResult:
+        if not self.first.requests:
+            return await self.first(request)
+        self.asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ended.set()
+        raise AssertionError
+
+
+async def test_a_newer_version_stops_over_age_work_in_the_middle_of_a_response() -> None:
+    played, policy, environment = runner(window=StalenessWindow(1), current_version=lambda: 3), Waits(), Echo()
+    playing = asyncio.create_task(played.play(environment, ATTEMPT, policy))
+    await policy.asked.wait()
+    assert not played.stop_for_age(4) and not playing.done()
+    assert played.stop_for_age(5) and not played.stop_for_age(5)
+    trajectory = await playing
+    assert trajectory.outcome == "over_age" and policy.ended.is_set() and environment.closed == 1
+    assert len(trajectory.turns) == 1 and trajectory.version_span == (3, 3)
+    assert not playing.cancelled() and playing.cancelling() == 0
+
+
+async def test_what_has_sampled_nothing_or_has_ended_is_not_stopped_for_its_age() -> None:
+    played = runner(window=StalenessWindow(0), current_version=lambda: 0)
+    assert not played.stop_for_age(9)
+    assert (await played.play(Echo(), ATTEMPT, Policy([0] * 3))).outcome == "terminated"
+    assert not played.stop_for_age(9)
+
+
+async def test_a_play_that_is_cancelled_closes_its_environment_and_is_no_trajectory() -> None:
+    played, policy, environment = runner(window=StalenessWindow(1)), Waits(), Echo()
+    playing = asyncio.create_task(played.play(environment, ATTEMPT, policy))
+    await policy.asked.wait()
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    assert environment.closed == 1
+
+
+class Hangs(Echo):
+    """Its reset comes back when `free` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.free, self.called, self.gone = threading.Event(), threading.Event(), threading.Event()
+
+    def reset(self, seed: int) -> str:
+        self.called.set()
+        self.free.wait(20)
+        return "b"
+
+    def close(self) -> None:
+        super().close()
+        self.gone.set()
+
+
+async def test_a_reset_that_hangs_fails_the_attempt_and_is_closed_only_when_it_is_back() -> None:
+    pool, environment = CallPool(threads=1), Hangs()
+    with pytest.raises(EpisodeFailed, match=r"reset took longer than 0.05 s \(tasks.echo.reset_timeout\)"):
+        await runner(limits=Limits(8, 4, 64, reset_s=0.05), pool=pool).play(environment, ATTEMPT, Policy([0]))
+    assert pool.left == 1 and environment.closed == 0
+    assert (await runner(pool=pool).play(Echo(), ATTEMPT, Policy([0] * 3))).outcome == "terminated"  # another thread took its place
+    environment.free.set()
+    assert await asyncio.to_thread(environment.gone.wait, 20)
+    assert environment.closed == 1 and pool.left == 0
+
+
+async def test_a_process_of_whose_calls_too_many_hang_says_that_it_is_no_longer_fit() -> None:
+    pool, environment = CallPool(threads=1, left_behind=1), Hangs()
+    with pytest.raises(EpisodeFailed, match="took longer"):
+        await runner(limits=Limits(8, 4, 64, reset_s=0.05), pool=pool).play(environment, ATTEMPT, Policy([0]))
+    with pytest.raises(EpisodeFailed, match="1 calls of environments never came back: restart this worker") as failed:
+        await runner(pool=pool).play(Echo(), ATTEMPT, Policy([0]))
+    assert failed.value.cause == "machine"
+    environment.free.set()
+
+
+async def test_a_step_that_takes_too_long_fails_wherever_it_runs() -> None:
+    class Slow(Echo):
+        async def step(self, action: str) -> StepResult:  # type: ignore[override]
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    with pytest.raises(EpisodeFailed, match=r"step took longer than 0.05 s \(tasks.echo.step_timeout\)") as failed:
+        await runner(run_in="loop", limits=Limits(8, 4, 64, step_s=0.05)).play(Slow(), ATTEMPT, Policy([0]))
+    assert failed.value.cause == "environment"
+
+
+async def test_an_environment_s_own_time_out_is_told_as_its_own() -> None:
+    class Times(Echo):
+        def step(self, action: str) -> StepResult:
+            raise TimeoutError("no answer from the shop")
+
+    with pytest.raises(EpisodeFailed, match="environment raised in step: TimeoutError: no answer from the shop"):
+        await runner().play(Times(), ATTEMPT, Policy([0]))
+
+
+async def test_a_close_that_raises_costs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    class Sticks(Echo):
+        def close(self) -> None:
+            raise OSError("device busy")
+
+    assert (await runner().play(Sticks(), ATTEMPT, Policy([0] * 3))).outcome == "terminated"
+    assert "an environment (Sticks) was not closed: OSError: device busy" in caplog.text
 
 
 async def test_limits_end_an_episode_and_bound_each_response() -> None:

@@ -1,0 +1,132 @@
+"""Calls an environment's methods where its task says and for as long as its task allows; owns the threads that they block.
+
+A thread can't be stopped from outside. A call that outlasts its limit, or that nobody waits for any more, is left behind with its thread,
+another thread takes its place, and the environment is closed once the call is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any, Literal
+
+from distributed.threadpoolexecutor import ThreadPoolExecutor
+
+from rollart.environments.protocol import Environment
+
+RunIn = Literal["loop", "thread"]
+"""Where calls run: in a thread, or in the caller's event loop, which suits coroutines and what takes under a millisecond."""
+
+THREADS = 64
+"""Calls of one process that may block a thread at the same time."""
+
+LEFT_BEHIND = 64
+"""Calls that may be left behind: after so many the process is no longer fit to play, and says so."""
+
+CLOSE_S = 30.0
+"""How long `close` may take before it is left behind."""
+
+log = logging.getLogger(__name__)
+
+
+class CallTimedOut(RuntimeError):
+    """A call took longer than its limit."""
+
+
+class TooManyLeftBehind(RuntimeError):
+    """So many calls never came back that this process has no thread left for more."""
+
+
+class CallPool:
+    """Threads for calls that block. Those of distributed's executor end with the process, whatever they are at."""
+
+    def __init__(self, threads: int = THREADS, left_behind: int = LEFT_BEHIND) -> None:
+        self._executor = ThreadPoolExecutor(threads + left_behind, thread_name_prefix="environment")
+        self._most_left = left_behind
+        self._free = asyncio.Semaphore(threads)
+        self.left = 0
+
+    async def run(self, function: Callable[[], Any], leave: Callable[[asyncio.Future[Any]], None]) -> Any:
+        """The result of `function`, called in a thread. Cancelled, it leaves the call behind and hands it to `leave`. TooManyLeftBehind."""
+        async with self._free:
+            if self.left >= self._most_left:
+                raise TooManyLeftBehind(f"{self.left} calls of environments never came back: restart this worker, and look for what hangs in them")
+            call = asyncio.get_running_loop().run_in_executor(self._executor, function)
+            try:
+                return await asyncio.shield(call)
+            except asyncio.CancelledError:
+                if not call.done():
+                    self.left += 1
+                    call.add_done_callback(self._back)
+                    leave(call)
+                raise
+
+    def _back(self, call: asyncio.Future[Any]) -> None:
+        self.left -= 1
+        if not call.cancelled() and call.exception() is not None:
+            log.info("a call of an environment that was left behind ended in %r", call.exception())
+
+
+class EnvironmentCalls:
+    """The calls of one environment, one at a time. `limits_s`: seconds by method (`reset`, `step`); a plain function in the loop has none."""
+
+    def __init__(self, environment: Environment, run_in: RunIn, limits_s: dict[str, float], pool: CallPool) -> None:
+        self._environment, self._run_in, self._limits_s, self._pool = environment, run_in, limits_s, pool
+        self._left: asyncio.Future[Any] | None = None
+
+    async def call(self, method: str, argument: Any) -> Any:
+        """`reset(seed)` or `step(action)`, with what it raises. CallTimedOut, TooManyLeftBehind."""
+        function = getattr(self._environment, method)
+        limit = self._limits_s.get(method)
+        timeout = asyncio.timeout(limit)
+        try:
+            async with timeout:
+                if inspect.iscoroutinefunction(function):
+                    return await function(argument)
+                if self._run_in == "loop":
+                    return function(argument)
+                return await self._in_thread(lambda: function(argument))
+        except TimeoutError as error:
+            if timeout.expired():
+                raise CallTimedOut(f"{method} took longer than {limit:g} s") from error
+            raise
+
+    async def close(self) -> None:
+        """Closes the environment, once; after the call that was left behind, if one was, without waiting for it here.
+
+        What `close` raises is told in the log: what was played stands.
+        """
+        if self._left is not None:
+            _KEPT.add(task := asyncio.create_task(self._close_after(self._left)))
+            task.add_done_callback(_KEPT.discard)
+            return
+        await self._close()
+
+    async def _close_after(self, left: asyncio.Future[Any]) -> None:
+        await asyncio.wait((left,))
+        await self._close()
+
+    async def _close(self) -> None:
+        close = self._environment.close
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                if inspect.iscoroutinefunction(close) or self._run_in == "loop":
+                    closing = close()
+                    if inspect.isawaitable(closing):
+                        await closing
+                else:
+                    await self._in_thread(close)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - code of others, and a program inside may call exit()
+            log.warning("an environment (%s) was not closed: %s: %s", type(self._environment).__name__, type(error).__name__, error)
+
+    async def _in_thread(self, function: Callable[[], Any]) -> Any:
+        return await self._pool.run(function, self._leave)
+
+    def _leave(self, call: asyncio.Future[Any]) -> None:
+        self._left = call
+
+
+_KEPT: set[asyncio.Task[None]] = set()
+"""An event loop holds its tasks weakly."""
