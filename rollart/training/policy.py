@@ -174,7 +174,7 @@ class Policy:
             try:
                 layout = layout_of(lengths).to(self.device)
                 packed = self._body(input_ids=ids, position_ids=layout.positions, layout=layout)[0]
-                alike = bool(torch.allclose(packed, torch.cat(alone), atol=_ALIKE[self.dtype], rtol=_ALIKE[self.dtype]))
+                alike = _alike(packed, torch.cat(alone))
             except (NotImplementedError, TypeError) as error:
                 log.info("%s cannot be packed: %s", type(model).__name__, error)
                 alike = False
@@ -194,8 +194,18 @@ def _plainly(work: Callable[..., Any], *args: Any) -> Any:
     return work(*args)
 
 
-_ALIKE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.1}
-"""How far packed and single sequences may differ by rounding: fp64 and fp32 some 1e3 units in the last place, bf16 some ten."""
+_ALIKE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.1}
+"""How far a token's state may differ by rounding, as a share of its length. Where tokens see those of another sequence it is some tenths."""
+
+
+def _alike(packed: Tensor, alone: Tensor) -> bool:
+    """Whether the states [T, H] are the same but for rounding.
+
+    Judged by token and not by number: in trained models single entries are a hundred times the others, and round as coarsely for all.
+    """
+    wide = torch.promote_types(alone.dtype, torch.float32)
+    apart = (packed.to(wide) - alone.to(wide)).norm(dim=-1)
+    return bool((apart <= _ALIKE[alone.dtype] * alone.to(wide).norm(dim=-1)).all())
 
 
 def _inputs(micro: MicroBatch) -> dict[str, Any]:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import Gemma2Config, Gemma3TextConfig, Qwen2Config, Qwen3Config, RwkvConfig
+from transformers import Gemma2Config, Gemma3TextConfig, LlamaConfig, Qwen2Config, Qwen3Config, RwkvConfig
 
 from rollart.training.batch import TrainBatch, build_batch
 from rollart.training.learner import Learner, Minibatch
 from rollart.training.microbatch import MicroBatch, micro_batches
 from rollart.training.observe import Observations
-from rollart.training.packing import layout_of
+from rollart.training.packing import PackedLayout, layout_of
 from rollart.training.policy import Policy, load_model
 from rollart.training.settings import BatchSettings, LearnerSettings, ModelSettings
 
@@ -103,6 +106,24 @@ def test_log_probabilities_of_other_families_are_equal_packed_or_padded(tmp_path
     assert max(s.inputs for s in batch.sequences) > 8
     for one, other in found.values():
         torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_states_with_entries_far_larger_than_the_others_are_packed_unless_sequences_see_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: Literal["float32", "bfloat16"]
+) -> None:
+    LlamaConfig(**SMALL | {"hidden_size": 128, "head_dim": 64}).save_pretrained(tmp_path)
+    model = load_model(tmp_path, ModelSettings(dtype=dtype))
+    with torch.no_grad():
+        model.get_parameter("model.norm.weight").mul_(1e5)  # rounding of entries of 1e5 is large beside entries of 1
+    assert Policy(model, packing=True).packs
+    monkeypatch.setattr("rollart.training.policy.layout_of", _run_together)
+    assert not Policy(model, packing=True).packs
+
+
+def _run_together(lengths: Sequence[int]) -> PackedLayout:
+    """A layout that takes all sequences for one."""
+    return dataclasses.replace(layout_of([sum(lengths)]), positions=layout_of(lengths).positions)
 
 
 @pytest.mark.parametrize("kind", ["caps its scores", "carries a state"])
