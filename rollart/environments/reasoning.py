@@ -62,25 +62,32 @@ class ReasoningSettings(Settings):
     """`family`: reasoning-gym's name. `config`: that family's own settings, without `seed` and `size`, which the episode decides.
 
     `shown`: a regular expression; the observation is its first group where it matches, so that a small policy need not read the same
-    instruction each time (empty: the whole question). `script_skill`: chance that scripted play gives the right answer; otherwise
-    it gives the answer to another question of the family.
+    instruction each time (empty: the whole question). `answer`: a regular expression; its last match in a response is what is scored,
+    or the match's first group (empty: the whole response). `script_skill`: chance that scripted play gives the right answer;
+    otherwise it gives the answer to another question of the family.
     """
 
     family: str = "chain_sum"
     config: dict[str, Any] = Field(default_factory=dict)
     shown: str = ""
+    answer: str = ""
     script_skill: float = Field(default=0.5, ge=0.0, le=1.0)
 
     @field_validator("shown")
     @classmethod
     def _has_a_group(cls, shown: str) -> str:
-        try:
-            groups = re.compile(shown).groups
-        except re.error as error:
-            raise ValueError(f"no regular expression: {error}") from error
+        groups = _groups(shown)
         if shown and groups != 1:
             raise ValueError(f"it has {groups} groups; put exactly one around what is to be shown")
         return shown
+
+    @field_validator("answer")
+    @classmethod
+    def _has_at_most_one_group(cls, answer: str) -> str:
+        groups = _groups(answer)
+        if groups > 1:
+            raise ValueError(f"it has {groups} groups; put at most one, around what is to be scored")
+        return answer
 
     @field_validator("config")
     @classmethod
@@ -97,6 +104,14 @@ class ReasoningSettings(Settings):
         return config
 
 
+def _groups(expression: str) -> int:
+    """How many groups a regular expression has; ValueError if it is none."""
+    try:
+        return re.compile(expression).groups
+    except re.error as error:
+        raise ValueError(f"no regular expression: {error}") from error
+
+
 @lru_cache(maxsize=64)
 def dataset(family: str, config: str) -> Any:
     """The library's scorer and generator for a family, its config as JSON; UnsafeFamily unless it is in SAFE_FAMILIES."""
@@ -110,7 +125,8 @@ def dataset(family: str, config: str) -> Any:
 class Reasoning:
     """One question, one answer. The observation is the question, or its `shown` part; the action is the answer, whole.
 
-    `step` gives no reward: it hands family, config and entry to `info`, with which the verifier `reasoning` scores the answer.
+    `step` gives no reward: it hands family, config and entry to `info`, with which the verifier `reasoning` scores the answer: the
+    whole action, or `info["answer"]` where the settings say what of it counts.
     """
 
     Settings: ClassVar[type[ReasoningSettings]] = ReasoningSettings
@@ -128,7 +144,10 @@ class Reasoning:
         return found[1] if found else question
 
     def step(self, action: str) -> StepResult:
-        info = {"family": self.settings.family, "config": self.settings.config, "entry": self._entry}
+        info: dict[str, Any] = {"family": self.settings.family, "config": self.settings.config, "entry": self._entry}
+        if self.settings.answer:
+            found = re.findall(self.settings.answer, action)  # whole matches, or the groups of an expression that has one
+            info["answer"] = found[-1] if found else ""
         return StepResult("", terminated=True, info=info)
 
     def close(self) -> None:

@@ -10,12 +10,13 @@ from rollart.types import Trajectory
 
 
 def reasoning(trajectory: Trajectory) -> Verdict:
-    """The library's score, in [0, 1], of `info["action"]` (the decoded last response) for `info["entry"]`.
+    """The library's score, in [0, 1], of `info["action"]` (the decoded last response), or of `info["answer"]` (the part of it that
+    counts) if that is there, for `info["entry"]`.
 
     `info["family"]` and `info["config"]` name the dataset, as the environment `reasoning` leaves them. KeyError if one lacks;
     UnsafeFamily for a family whose scorer is not known to leave the answer unevaluated.
     """
     info = trajectory.info
-    answer = str(info["action"]).strip()
+    answer = str(info["answer"] if "answer" in info else info["action"]).strip()
     score = float(dataset(info["family"], json.dumps(info["config"], sort_keys=True)).score_answer(answer, info["entry"]))
     return Verdict(score, reason="" if score >= 1.0 else f"answered {answer!r}, expected {info['entry']['answer']!r}")

@@ -35,6 +35,23 @@ def test_an_expression_without_exactly_one_group_is_refused(shown):
         make("reasoning", shown=shown)
 
 
+def test_what_counts_of_a_response_is_the_last_match():
+    whole = make("reasoning", config=DIGITS)
+    whole.reset(3)
+    assert "answer" not in whole.step("so 4 - 6 is -2.").info
+    for expression in ("-?[0-9]+", "(-?[0-9]+)[.,]?"):
+        environment = make("reasoning", config=DIGITS, answer=expression)
+        environment.reset(3)
+        found = [environment.step(text).info["answer"] for text in ("7", "so 4 - 6 is -2.", "no number", "")]
+        assert found == ["7", "-2", "", ""]
+
+
+@pytest.mark.parametrize("answer", ["(", "(two)(groups)"])
+def test_an_expression_for_the_answer_with_several_groups_is_refused(answer):
+    with pytest.raises(EnvironmentSettingsError, match="answer"):
+        make("reasoning", answer=answer)
+
+
 @pytest.mark.parametrize("family", sorted(SAFE_FAMILIES))
 def test_every_allowed_family_makes_json_entries_and_scores_its_own_answer_one(family):
     environment = make("reasoning", family=family)

@@ -91,6 +91,17 @@ def test_the_librarys_scorer_judges_the_answer():
     assert wrong.reason == f"answered 'x', expected {right!r}"
 
 
+def test_where_only_a_part_of_the_response_counts_that_is_judged():
+    environment = make("reasoning", config={"min_terms": 2, "max_terms": 2}, answer="-?[0-9]+")
+    environment.reset(3)
+    right = environment.step("").info["entry"]["answer"]
+    scores = {}
+    for action in (f"It is {right}.", f"{right} or 77777", "It is.", right):
+        scores[action] = verify("reasoning", trajectory(info=environment.step(action).info | {"action": action})).value
+    assert scores[f"It is {right}."] == scores[right] == 1.0
+    assert scores[f"{right} or 77777"] < 1.0 and scores["It is."] == 0.0
+
+
 @pytest.mark.parametrize("action", ["__import__('os').system('touch hacked')", "9**9**9**9", "1e999999999", "(" * 5000, "sNaN"])
 def test_a_hostile_answer_is_a_wrong_answer_and_runs_nothing(action, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
