@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 import benchmarks
-from benchmarks.outcome import RESULTS, Benchmark
+from benchmarks.outcome import RESULTS, Benchmark, Unavailable
 
 
 def found() -> list[Benchmark]:
@@ -24,10 +24,13 @@ def found() -> list[Benchmark]:
 @click.option("--figures", is_flag=True, help="measure nothing; draw the pictures of the results that are there")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS, help="folder of the results")
 def main(quick: bool, figures: bool, out: Path) -> None:
-    """Runs every benchmark."""
+    """Runs every benchmark, but those whose extra packages aren't here."""
     for benchmark in found():
         if not figures:
-            benchmark.run(quick, out)
+            try:
+                benchmark.run(quick, out)
+            except Unavailable as missing:
+                click.echo(f"{benchmark.name} left out: {missing}", err=True)
         elif (out / f"{benchmark.name}.json").exists():
             benchmark.redraw(out)
 

@@ -23,6 +23,10 @@ _MOST_COLUMNS = 4
 """More ways than this stand below each other, else a terminal cuts them short."""
 
 
+class Unavailable(RuntimeError):
+    """What a benchmark needs isn't installed here; the message says how it gets there."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """`rows`: one flat mapping an observation, one or more; the first entry names the way, floats are figures.
