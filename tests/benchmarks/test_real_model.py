@@ -29,6 +29,8 @@ ROWS = [
     *(member("train", 2, 1.0, 1) for _ in range(2)),
     member("train", 3, None, None),  # dropped before anything scored it
 ]
+
+
 def step(n: int) -> dict[str, Any]:
     train = {"seconds": 10.0 * n, "forwarded_tokens": 50 * n, "padding_share": 0.1 * n}
     return {"kind": "step", "step": n, "time": 100.0 + 30 * n, "train": train, "peak_memory": n * 10**9}
