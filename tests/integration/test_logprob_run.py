@@ -43,16 +43,17 @@ def steps(place: Any, name: str) -> list[dict[str, Any]]:
 
 def test_the_stage_says_what_the_trainer_says_itself(runs: SimpleNamespace) -> None:
     elsewhere, here = steps(runs.place, "whole"), steps(runs.place, "here")
-    assert [s["optimiser_steps"] for s in elsewhere] == [2] * STEPS
-    for name in ("loss", "kl", "entropy", "drift"):  # of the first step, since rounding may lead to other samples after it
-        assert elsewhere[0][name] == pytest.approx(here[0][name], rel=1e-3, abs=1e-6)
-    assert all(s["kl"] > 0 for s in elsewhere)
+    taken = [i for i, s in enumerate(elsewhere) if s["optimiser_steps"]]
+    assert len(taken) >= 2  # else there was nothing to compare
+    assert {elsewhere[i]["optimiser_steps"] for i in taken} == {2} and elsewhere[taken[-1]]["kl"] > 1e-5
+    for name in ("loss", "kl", "entropy"):  # of the first that changed anything, since rounding may lead to other samples after it
+        assert elsewhere[taken[0]][name] == pytest.approx(here[taken[0]][name], rel=1e-3, abs=1e-6)
 
 
-def test_the_stage_has_its_time_in_the_metrics_and_the_report(runs: SimpleNamespace) -> None:
+def test_the_stage_has_its_time_in_the_metrics_and_the_summary(runs: SimpleNamespace) -> None:
     spans = [i for line in runs.place.metrics("whole", "intervals") for i in line["intervals"] if i[0] == "logprobs"]
     assert len(spans) == STEPS and all(end > start for _, start, end in spans)
-    assert "logprobs" in runs.whole.printed and "logprobs" in (runs.place.run("whole") / "report.html").read_text()
+    assert "logprobs" in runs.whole.printed
 
 
 def test_no_checkpoint_holds_a_reference_and_its_version_stays_though_all_others_go(runs: SimpleNamespace) -> None:
