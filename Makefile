@@ -42,7 +42,7 @@ smollm2: $(INSTALLED) $(SMOLLM2)
 	$(BIN)/rollart run train --config flows/configs/smollm2.yaml $(ARGS)
 
 smollm2-test: $(INSTALLED) $(SMOLLM2)
-	$(BIN)/pytest -m "slow or not slow" tests/test_gguf.py tests/rollout/test_chat_template.py tests/training/test_smollm2.py $(ARGS)
+	$(BIN)/pytest -m "slow or not slow" tests/test_gguf.py tests/rollout/test_vocabulary.py tests/training/test_smollm2.py $(ARGS)
 
 test: $(INSTALLED)
 	$(BIN)/ruff check .
