@@ -236,12 +236,15 @@ class Running:
         listening = {c.laddr.port: p for p in self.alive() for c in p.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
         return listening[port]
 
-    def is_given(self, task: str) -> None:
-        """Returns once the scheduler has given some worker a task called `task`, which has not ended yet."""
-        deadline = time.monotonic() + PATIENCE_S
+    def is_given(self, task: str, seconds: float) -> bool:
+        """Whether, within so long, the scheduler has given some worker a task called `task` that has not ended yet."""
+        deadline = time.monotonic() + seconds
         while not any(f">{task}-" in self._processing(address) for address, _ in self._workers()):
-            assert self.process.poll() is None and time.monotonic() < deadline, f"nothing was given {task}: {self.heard}"
+            assert self.process.poll() is None, f"ended before it gave anybody {task}: {self.heard}"
+            if time.monotonic() > deadline:
+                return False
             time.sleep(0.05)  # the dashboard tells it when it is asked
+        return True
 
     def _workers(self) -> list[tuple[str, str]]:
         """Address and name of each worker that the scheduler has."""

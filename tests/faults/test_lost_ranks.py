@@ -7,6 +7,7 @@ import signal
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.conftest import GONE_S
@@ -20,6 +21,7 @@ RANKS = (*PATIENT, "hardware.trainer.workers=2", "stages.reward=player", "evalua
 DETERMINISTIC = (*RANKS, "run.deterministic=true", "train.alpha=0", "weights.keep_last=0", "train.checkpoint_every=5")
 SPREAD = "training.model.shard=true"
 ENDLESS = "train.steps=100000"
+TRIES, TRY_S = 40, 15.0
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.slow]
 
@@ -38,11 +40,21 @@ def spread(place: Any) -> str:
     return "spread"
 
 
+def stop_in_a_step(running: Any, step: str = "train-step") -> psutil.Process:
+    """Stops the second rank when both are in a step, or about to be, so that neither comes to its end; the stopped process."""
+    stopped: psutil.Process = running.worker("trainer-1")
+    for _ in range(TRIES):
+        stopped.suspend()
+        if running.is_given(step, TRY_S):
+            return stopped
+        stopped.resume()  # it was writing its part of a spread model, say, which the next step waits for
+    raise AssertionError(f"no {step} was begun: {running.heard}")
+
+
 def kill_in_a_step(running: Any, name: str, step: str = "train-step") -> None:
-    """Kills the rank of the worker called `name` when both are in a step: the second one is stopped, so that neither comes to its end."""
-    victim, stopped = running.worker(name), running.worker("trainer-1")
-    stopped.suspend()
-    running.is_given(step)
+    """Kills the rank of the worker called `name` when both are in a step."""
+    victim = running.worker(name)
+    stopped = stop_in_a_step(running, step)
     victim.kill()
     if victim != stopped:
         stopped.resume()
@@ -123,9 +135,7 @@ def ended(request: pytest.FixtureRequest, place: Any) -> SimpleNamespace:
 
     stopped = place.start(name, *settings, ENDLESS, resume=True)
     stopped.says("training step 6/")
-    rank = stopped.worker("trainer-1")
-    rank.suspend()
-    stopped.is_given("train-step")
+    rank = stop_in_a_step(stopped)
     stopped.interrupt()
     stopped.says("finishing the step")
     rank.resume()
