@@ -9,8 +9,8 @@ import psutil
 
 from rollart.telemetry import memory_in_use
 
-SAMPLE_S = 0.1
-"""Between two looks: a peak that is shorter than a backward pass of a small model may be missed."""
+SAMPLE_S = 0.5
+"""Between two looks, each of which walks the pages of every process; shorter than the backward pass of a model worth watching."""
 
 
 def watched(arguments: Sequence[str]) -> int:

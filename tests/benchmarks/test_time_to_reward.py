@@ -79,7 +79,7 @@ def test_both_sides_are_asked_the_same_questions_in_the_same_order():
 
 def test_a_peak_counts_what_the_commands_children_hold():
     size = 150_000_000
-    child = f"import time; kept = b'x' * {size}; time.sleep(0.5)"
+    child = f"import time; kept = b'x' * {size}; time.sleep(2)"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True)"
     assert size < watched([sys.executable, "-c", parent]) < 2 * size
 
