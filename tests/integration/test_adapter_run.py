@@ -16,8 +16,7 @@ from storage.version import Version
 
 peft = pytest.importorskip("peft", reason="peft comes with the dev extra")
 
-LORA = ("training.model.lora={rank: 2, alpha: 4.0}", "evaluate.episodes=4", "evaluate.every=0", "warm_up.steps=3", "train.checkpoint_every=1")
-KEEPING = ("weights.keep=1", "weights.grace=0")
+LORA = ("training.model.lora={rank: 4, alpha: 16.0}", "evaluate.episodes=4", "evaluate.every=0", "train.checkpoint_every=1")
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +32,8 @@ def trained(place: Any) -> SimpleNamespace:
 def test_versions_are_adapters_over_one_base_that_a_resumed_run_finds_again(trained: SimpleNamespace) -> None:
     store = trained.store
     assert [str(v) for v in store.versions()] == ["0-0", "0-1", "0-2", "1-2", "1-3"]
-    about = [adapter_of(store.commit(v)) for v in store.versions()]
-    assert {(a.rank, a.alpha) for a in about if a is not None} == {(2, 4.0)} and None not in about
+    about = [adapter_of(store.commit(v), store.url) for v in store.versions()]
+    assert {(a.rank, a.alpha) for a in about if a is not None} == {(4, 16.0)} and None not in about
     assert [b.url for b in bases(store)] == trained.base and len(trained.base) == 1
     (base,) = bases(store)
     assert store.bytes_to_pull(Version(1, 3)) < base.bytes_to_pull(Version(0, 0)) / 2
@@ -74,6 +73,6 @@ def test_peft_loads_what_is_exported_and_says_the_same_as_the_merged_model(place
 
 @pytest.mark.slow
 def test_whole_weights_are_published_where_they_are_asked_for(place: Any) -> None:
-    place.finish("merged", "train.steps=1", *LORA[1:], "training.model.lora={rank: 2, alpha: 4.0, publish: merged}")
+    place.finish("merged", "train.steps=1", *LORA[1:], "warm_up.steps=2", "training.model.lora={rank: 2, publish: merged}")
     store = place.weights("merged")
-    assert [adapter_of(store.commit(v)) for v in store.versions()] == [None, None] and bases(store) == []
+    assert [adapter_of(store.commit(v), store.url) for v in store.versions()] == [None, None] and bases(store) == []
