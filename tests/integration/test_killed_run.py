@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 STEPS = 10
-DETERMINISTIC = ("run.deterministic=true", "train.alpha=0", "train.checkpoint_every=5", f"train.steps={STEPS}")
+REPEATED = ("run.deterministic=true", "train.alpha=0", "train.checkpoint_every=5", "weights.keep_last=0")
+DETERMINISTIC = (*REPEATED, f"train.steps={STEPS}")
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +24,7 @@ def whole(place: Any) -> Any:
 @pytest.fixture(scope="module")
 def killed(place: Any) -> SimpleNamespace:
     """The same run, its main process killed after the checkpoint in its middle, then resumed to the end."""
-    first = place.start("killed", *DETERMINISTIC[:3], "train.steps=100000", "evaluate.every=0")
+    first = place.start("killed", *REPEATED, "train.steps=100000", "evaluate.every=0")
     first.says("training step 6/")
     os.kill(first.process.pid, signal.SIGKILL)
     code, left = first.wait(), first.left(seconds=20.0)
@@ -50,6 +51,8 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(killed: SimpleNamespace) 
     assert sorted(trained["version"].unique()) == list(range(STEPS))
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_killed_and_resumed_run_equals_the_uninterrupted_one_bit_for_bit(whole: Any, killed: SimpleNamespace) -> None:
     assert killed.second_code == 0, killed.second.heard
     assert_equal_weights(whole, "whole", "killed")
@@ -59,7 +62,7 @@ def test_a_killed_and_resumed_run_equals_the_uninterrupted_one_bit_for_bit(whole
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_stopped_and_resumed_run_equals_the_uninterrupted_one_bit_for_bit(whole: Any, place: Any) -> None:
-    running = place.start("stopped", *DETERMINISTIC[:3], "train.steps=100000")
+    running = place.start("stopped", *REPEATED, "train.steps=100000")
     running.says("training step 2/")
     running.interrupt()
     assert running.wait() == 130, running.heard
