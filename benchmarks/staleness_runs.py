@@ -45,7 +45,7 @@ class Scale:
     steps before.
 
     `slots` is room for every trajectory that alpha 2 admits at once: each begins when it is admitted, and so is as old as the window lets
-    it become, on a slow machine as on a fast one.
+    it become, on a slow machine as on a fast one. `plays`: scripted episodes of the warm-up, by task, where not the quick start's.
     """
 
     seeds: int = 5
@@ -54,6 +54,7 @@ class Scale:
     episodes: int = 400
     warm_up: int = 300
     slots: int = 288
+    plays: str = ""
 
     def room(self) -> list[str]:
         """Where the runs take place, which changes nothing of what they learn."""
@@ -61,7 +62,8 @@ class Scale:
 
     def warmed(self) -> list[str]:
         """What the warm-up of a seed sets: the policy that it ends with is measured once, for all ways."""
-        return [f"warm_up.steps={self.warm_up}", f"evaluate.episodes={self.episodes}"]
+        plays = [f"warm_up.episodes={self.plays}"] if self.plays else []
+        return [f"warm_up.steps={self.warm_up}", f"evaluate.episodes={self.episodes}", *plays]
 
     def trained(self) -> list[str]:
         """What a training sets. The flow measures before the first step, again after every so many, and at the end. The first is the
@@ -72,7 +74,9 @@ class Scale:
         ]  # fmt: skip
 
 
-QUICK = Scale(seeds=1, steps=4, groups=6, episodes=8, warm_up=10, slots=144)
+QUICK = Scale(
+    seeds=1, steps=4, groups=6, episodes=8, warm_up=40, slots=144, plays="{frozen_lake: 60, guess_number: 120, chain_sum: 120}"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
