@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from rollart.control.affinity import STAGES, AffinityMap, Stage
 from rollart.control.failures import FailurePolicy
-from rollart.control.quotas import TaskQuota
+from rollart.control.quotas import ShortRule, TaskQuota
+from rollart.control.redundancy import Redundancy, RedundancyRule
 from rollart.control.staleness import StalenessWindow
 from rollart.training.keeping import Keeping
 from rollart.training.settings import DEVICE, AdvantageOverride, AdvantagePlan, LearnerSettings, OptimiserSettings
@@ -215,6 +216,10 @@ class TrainSettings(Section):
     steps: int = Field(100, ge=1, description="training steps in all; version n is the weights after n of them")
     groups: int = Field(24, ge=1, description="groups a batch, shared among the tasks by weight")
     alpha: int = Field(1, ge=0, le=64, description="staleness bound, in versions; 0 is synchronous")
+    short: ShortRule = Field(
+        "wait",
+        description="while a task's groups are not there: wait for them, or fill their places with other tasks' groups, whose shares grow by it",
+    )
     checkpoint_every: int = Field(20, ge=1, description="steps between checkpoints")
     max_skipped: int = Field(
         10,
@@ -235,6 +240,18 @@ class WeightSettings(Section):
     grace: float = Field(600.0, ge=0, description="seconds that data stays after its version went, for readers that are at it")
 
 
+class RedundancySettings(Section):
+    """Second tries at members that are late, on slots that are free."""
+
+    rule: RedundancyRule = Field(
+        "none",
+        description="before_first_token: a member whose first token is late gets a second try beside it, and the one that begins first goes on; "
+        "first_finished: groups are launched larger and whoever is last is stopped, which favours short responses",
+    )
+    factor: float = Field(1.3, ge=1, le=4, description="tries that may be out for a group, over its size")
+    patience: float = Field(0.9, ge=0, lt=1, description="share of a task's measured delays that a try has to outlast before it gets a second one")
+
+
 class RolloutSettings(Section):
     """How trajectories run."""
 
@@ -245,6 +262,7 @@ class RolloutSettings(Section):
     rest: float = Field(0.5, ge=0, description="seconds before a member is tried again after its first failure, twice as long after each further one")
     most_rest: float = Field(60.0, ge=0, description="seconds that it rests at most")
     lease: float = Field(300.0, gt=0, description="seconds after which a silent attempt counts as failed")
+    redundancy: RedundancySettings = Field(default_factory=lambda: RedundancySettings())
     flush: float = Field(0.25, gt=0, description="seconds that a finished trajectory waits at most before it is written")
     flush_rows: int = Field(64, ge=1, description="finished trajectories that are written at once at the latest")
 
@@ -385,6 +403,10 @@ class Config(Section):
     def failure_policy(self) -> FailurePolicy:
         r = self.rollout
         return FailurePolicy(r.attempts, r.lease, self.train.max_skipped, machine_attempts=r.machine_attempts, rest_s=r.rest, most_rest_s=r.most_rest)
+
+    @property
+    def redundancy(self) -> Redundancy:
+        return Redundancy(**self.rollout.redundancy.model_dump())
 
     @property
     def advantages(self) -> AdvantagePlan:

@@ -24,6 +24,7 @@ from rollart.engines.host import EngineHost
 from rollart.engines.settings import EngineSettings
 from rollart.preparation import prepare_policy_task
 from rollart.rewards.worker import RewardPlugin
+from rollart.rollout.coordinator import begun_topic
 from rollart.rollout.episode import Limits
 from rollart.rollout.reader import StoredTrajectories
 from rollart.rollout.tables import abandon_after
@@ -135,9 +136,9 @@ def _trainer(client: Client, config: Config, workers: Sequence[ClusterWorker], n
 async def _ledger(config: Config, folder: RunFolder, trainer: Trainer, resume: bool) -> tuple[Ledger, Version | None, Version]:
     """A ledger to start with, the checkpoint that it and the learner now come from, None if they start anew, and the version that training
     began from, whose weights are the reference policy's."""
-    quotas, window, policy = config.quotas, config.window, config.failure_policy
+    quotas, window, policy, redundancy = config.quotas, config.window, config.failure_policy, config.redundancy
     if not resume:
-        ledger = Ledger(quotas, window, policy)
+        ledger = Ledger(quotas, window, policy, redundancy=redundancy, short=config.train.short)
         return ledger, None, Version(ledger.lineage, ledger.next_step)
     try:
         found = await trainer.resume()
@@ -146,13 +147,14 @@ async def _ledger(config: Config, folder: RunFolder, trainer: Trainer, resume: b
             f"--resume: {error}; to go on from the checkpoint before, remove the newest file of {folder.child('checkpoints')}/commits"
         ) from error
     if found.version is None:
-        ledger = Ledger(quotas, window, policy, found.lineage)
+        ledger = Ledger(quotas, window, policy, found.lineage, redundancy=redundancy, short=config.train.short)
         return ledger, None, Version(ledger.lineage, ledger.next_step)
     cut = CUT.validate_python(found.documents["ledger"])
     if config.logprobs_elsewhere and REFERENCE not in found.documents:
         raise ConfigError(f"--resume: checkpoint {found.version} doesn't say which version the reference policy is; start the run anew")
     reference = Version.parse(found.documents.get(REFERENCE, str(found.version)))  # where it isn't said, the learner itself has it
-    return Ledger.restore(cut, quotas, window, policy, found.lineage), found.version, reference
+    ledger = Ledger.restore(cut, quotas, window, policy, found.lineage, redundancy=redundancy, short=config.train.short)
+    return ledger, found.version, reference
 
 
 def _what_resuming_means(ledger: Ledger, parent: Version | None, abandoned: int) -> str:
@@ -249,5 +251,5 @@ def rollout_plan(config: Config, folder: RunFolder, lineage: int) -> RolloutPlan
     return RolloutPlan(
         folder.url, folder.storage_options, folder.child(POLICY), config.run.seed, lineage, config.window, tasks,
         SamplingTransform(temperature=config.evaluate.temperature), config.rollout.flush, config.rollout.flush_rows,
-        config.policy.chat,
+        config.policy.chat, begun_topic(config.redundancy, folder.name, lineage),
     )  # fmt: skip

@@ -17,7 +17,7 @@ from rollart.config import Config
 from rollart.control.cut import LedgerCut
 from rollart.control.ledger import Ledger
 from rollart.engines.fleet import EngineFleet
-from rollart.rollout.coordinator import Rollout
+from rollart.rollout.coordinator import Rollout, begun_topic
 from rollart.rollout.dispatcher import Dispatcher
 from rollart.rollout.evaluation import Evaluation, evaluate_version
 from rollart.rollout.tables import evaluation_rows, settlement_rows, write_fates
@@ -103,8 +103,9 @@ class Session:
     def rollout(self) -> Rollout:
         """Trajectories as the ledger plans them; an async context manager."""
         self._rollout = Rollout(
-            self.ledger, self.dispatcher(), stall_s=self.config.run.step_timeout, observe=self.telemetry.observe, served=self.version.step
-        )
+            self.ledger, self.dispatcher(), stall_s=self.config.run.step_timeout, observe=self.telemetry.observe, served=self.version.step,
+            begun_topic=begun_topic(self.ledger.redundancy, self.folder.name, self.ledger.lineage),
+        )  # fmt: skip
         return self._rollout
 
     async def scripted(self, plays: Mapping[str, int]) -> list[Receipt]:

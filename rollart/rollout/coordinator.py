@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from rollart.control.ledger import Ledger
+from rollart.control.redundancy import Redundancy
 from rollart.rollout.dispatcher import Dispatcher, Ended, Stalled
 from rollart.types import Attempt, Batch, Member
 
@@ -21,6 +22,11 @@ HOPELESS = 64
 """Failed attempts in a row, with none that succeeded between, after which the cause is the set-up and not bad luck."""
 
 
+def begun_topic(redundancy: Redundancy, run: str, lineage: int) -> str | None:
+    """Where on the scheduler the workers of a run tell which attempts have begun to sample; None if its redundancy doesn't ask."""
+    return f"begun-{run}-{lineage}" if redundancy.rule == "before_first_token" else None
+
+
 class RolloutFailed(RuntimeError):
     """Attempts fail without end, or filters leave nothing of what does not; the message says why."""
 
@@ -30,15 +36,18 @@ class Rollout:
 
     Use it as an async context manager; inside, `next_batch` waits for a batch while everything goes on. `served` is the version
     that the engines serve at first, and `advance` tells that they serve a newer version. `observe` is called with every scored member.
+    `begun_topic` is where the workers tell which attempts have begun to sample, where the ledger's redundancy needs to know.
     """
 
     def __init__(
-        self, ledger: Ledger, dispatcher: Dispatcher, *, stall_s: float, served: int, observe: Callable[[Member], None] = lambda m: None
-    ) -> None:
+        self, ledger: Ledger, dispatcher: Dispatcher, *, stall_s: float, served: int, observe: Callable[[Member], None] = lambda m: None,
+        begun_topic: str | None = None,
+    ) -> None:  # fmt: skip
         self.ledger, self.dispatcher = ledger, dispatcher
         self._stall_s, self._observe = stall_s, observe
         self._served = served
-        self._changed = asyncio.Event()
+        self._begun_topic = begun_topic
+        self._changed, self._yielded = asyncio.Event(), asyncio.Event()
         self._last_end = time.monotonic()
         self._failures_in_a_row = 0
         self._failure: BaseException | None = None
@@ -47,11 +56,13 @@ class Rollout:
 
     async def __aenter__(self) -> Rollout:
         self._open = True
+        if self._begun_topic is not None:
+            self.dispatcher.follow(self._begun_topic, self._begun)
         running = self.ledger.running()
         self.ledger.renew(running, time.monotonic())
         self._dispatch(running)
         self._admit()
-        self._tasks = [asyncio.create_task(self._guard(self._follow())), asyncio.create_task(self._guard(self._watch_time()))]
+        self._tasks = [asyncio.create_task(self._guard(work)) for work in (self._follow(), self._watch_time(), self._stop_yielded())]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -146,6 +157,19 @@ class Rollout:
         await self.dispatcher.cancel(self.ledger.stops())
         self._admit()
         self._changed.set()
+
+    def _begun(self, attempts: list[Attempt]) -> None:
+        now = time.monotonic()
+        for attempt in attempts:
+            self.ledger.begun(attempt, now)
+        self._yielded.set()
+
+    async def _stop_yielded(self) -> None:
+        """Stops, as soon as it is known, what has yielded to another try: its environment holds a slot."""
+        while True:
+            await self._yielded.wait()
+            self._yielded.clear()
+            await self._go_on()
 
     def _give_up_on_filters(self) -> None:
         reason = self.ledger.hopeless()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from distributed import Client, Future
@@ -15,7 +15,7 @@ from rollart.rewards.protocol import VerifierFailed
 from rollart.rewards.worker import score_task
 from rollart.rollout.episode import EpisodeFailed
 from rollart.rollout.worker import trajectory_task
-from rollart.types import Attempt, Member
+from rollart.types import Attempt, Episode, Member
 
 
 class Stalled(RuntimeError):
@@ -44,6 +44,7 @@ class Dispatcher:
         self._futures: dict[Attempt, tuple[Future, Future]] = {}
         self._waiters: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Queue[Attempt] = asyncio.Queue()
+        self._topics: list[str] = []
 
     @property
     def in_flight(self) -> int:
@@ -53,6 +54,16 @@ class Dispatcher:
     def attempts(self) -> list[Attempt]:
         """The attempts in flight."""
         return list(self._futures)
+
+    def follow(self, topic: str, begun: Callable[[list[Attempt]], None]) -> None:
+        """Calls `begun` with attempts in flight that the workers say, on `topic`, have begun to sample."""
+
+        def heard(event: tuple[float, list[tuple[str, int, int, int]]]) -> None:
+            told = [Attempt(Episode(task, index), member, number) for task, index, member, number in event[1]]
+            begun([attempt for attempt in told if attempt in self._futures])
+
+        self._client.subscribe_topic(topic, heard)
+        self._topics.append(topic)
 
     def dispatch(self, attempts: Sequence[Attempt]) -> None:
         """Starts these attempts of one task; they go out as one graph, so that a group costs the scheduler little more than one task."""
@@ -92,6 +103,9 @@ class Dispatcher:
 
     async def close(self) -> None:
         """Cancels everything in flight."""
+        for topic in self._topics:
+            self._client.unsubscribe_topic(topic)
+        self._topics.clear()
         for waiter in self._waiters:
             waiter.cancel()
         await self.cancel(list(self._futures))

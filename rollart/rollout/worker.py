@@ -32,6 +32,9 @@ PLUGIN = "rollout"
 ENGINE_WAIT_S = 180.0
 """How long a turn waits for engines to be announced, at first or after one was lost: longer than the control side tries to bring one back."""
 
+BEGUN_S = 0.05
+"""How long what has begun waits for others, to be told of in one message."""
+
 ENGINE_LOSSES = 3
 """Engines that one turn may lose before its attempt fails."""
 
@@ -51,7 +54,10 @@ class TaskPlan:
 
 @dataclass(frozen=True, slots=True)
 class RolloutPlan:
-    """What every trajectory of a run shares; sent to the workers once, so that a task carries only its attempt."""
+    """What every trajectory of a run shares; sent to the workers once, so that a task carries only its attempt.
+
+    `begun_topic`: where on the scheduler it is told which attempts have begun to sample; None if nobody wants to know.
+    """
 
     run_url: str
     storage_options: dict[str, Any]
@@ -64,6 +70,7 @@ class RolloutPlan:
     flush_s: float = 0.25
     flush_rows: int = 64
     chat: bool = False
+    begun_topic: str | None = None
 
 
 @dataclass(slots=True)
@@ -79,6 +86,7 @@ class _Shared:
     newest: int = NOT_SAMPLED
     in_flight: Counter[str] = field(default_factory=Counter)
     last_engine: dict[str, str] = field(default_factory=dict)
+    begun: list[Attempt] = field(default_factory=list)
 
 
 class EnvironmentPlugin(WorkerPlugin):
@@ -93,6 +101,7 @@ class EnvironmentPlugin(WorkerPlugin):
         self.playing: dict[Attempt, EpisodeRunner] = {}
 
     async def setup(self, worker: Worker) -> None:
+        self.worker = worker
         store = ObjectStore(self.plan.run_url, self.plan.storage_options)
         self.shared = _Shared(
             Vocabulary(local_folder(self.plan.policy_folder, self.plan.storage_options), self.plan.chat),
@@ -155,6 +164,8 @@ class EnvironmentPlugin(WorkerPlugin):
         Where that engine is lost, the turn waits for the table without it and is asked anew there: the same seed draws the same
         tokens. EngineUnreachable after `ENGINE_LOSSES`; EpisodeFailed if no engine is announced within `ENGINE_WAIT_S`.
         """
+        if str(attempt) not in self._shared().last_engine:
+            self._tell_begun(attempt)
         revision = -1
         for loss in range(1, ENGINE_LOSSES + 1):
             table = await self._table_after(revision)
@@ -165,6 +176,21 @@ class EnvironmentPlugin(WorkerPlugin):
                     raise
                 revision = table.revision
         raise EpisodeFailed("no engine was asked", "generation")
+
+    def _tell_begun(self, attempt: Attempt) -> None:
+        """Tells whoever follows that the policy's part of an attempt begins: nothing of how long that took was the policy's doing. Many
+        that begin at about the same time are one message."""
+        if self.plan.begun_topic is None or attempt.episode.purpose != "train":
+            return
+        begun = self._shared().begun
+        if not begun:
+            asyncio.get_running_loop().call_later(BEGUN_S, self._send_begun, self.plan.begun_topic)
+        begun.append(attempt)
+
+    def _send_begun(self, topic: str) -> None:
+        shared = self._shared()
+        self.worker.log_event(topic, [[a.episode.task, a.episode.index, a.member, a.number] for a in shared.begun])
+        shared.begun.clear()
 
     async def _ask(self, table: EngineTable, attempt: Attempt, request: GenerateRequest) -> GenerateResult:
         shared, key = self._shared(), str(attempt)

@@ -10,9 +10,10 @@ import pytest
 from rollart.control.failures import FailurePolicy
 from rollart.control.ledger import Ledger
 from rollart.control.quotas import TaskQuota
+from rollart.control.redundancy import MEASURED, Redundancy
 from rollart.control.staleness import StalenessWindow
 from rollart.rollout import coordinator
-from rollart.rollout.coordinator import Rollout, RolloutFailed, Stalled
+from rollart.rollout.coordinator import Rollout, RolloutFailed, Stalled, begun_topic
 from rollart.rollout.dispatcher import Ended
 from rollart.types import Attempt, Member, Outcome, Receipt, Score
 
@@ -50,6 +51,9 @@ class Cluster:
             while not holds():
                 self._news.clear()
                 await self._news.wait()
+
+    def follow(self, topic: str, begun: Callable[[list[Attempt]], None]) -> None:
+        self.topic, self.begun = topic, begun
 
     async def close(self) -> None:
         self.open = []
@@ -130,6 +134,33 @@ async def test_silent_attempts_are_cancelled_when_their_lease_ends_and_tried_aga
         running.ledger.renew(running.ledger.running(), 1e12)
         cluster.score(cluster.open)
         await soon(running.next_batch())
+
+
+async def test_a_late_start_gets_a_spare_and_who_begins_first_goes_on_while_the_other_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "TICK_S", 0.001)
+    cluster = Cluster()
+    redundancy = Redundancy("before_first_token", factor=1.5)
+    ledger = Ledger([TaskQuota("lake", 2, 2, 2)], StalenessWindow(0), FailurePolicy(2), redundancy=redundancy)
+    for _ in range(MEASURED):
+        ledger.delays.note("lake", 0.02)
+    running = Rollout(ledger, cluster, stall_s=1000.0, served=0, begun_topic=begun_topic(redundancy, "run", 3))  # type: ignore[arg-type]
+    async with running:
+        assert cluster.topic == "begun-run-3"
+        late, other, mate, last = cluster.open
+        cluster.begun([other, last])
+        await cluster.until(lambda: {late.retried(), mate.retried()} <= set(cluster.open))
+        cluster.begun([late.retried()])
+        await cluster.until(lambda: late not in cluster.open)
+        cluster.begun([mate])
+        await cluster.until(lambda: mate.retried() not in cluster.open)
+        assert sorted(cluster.open) == [late.retried(), other, mate, last]
+        cluster.score(cluster.open)
+        batch = await soon(running.next_batch())
+        assert [m.receipt.attempt for m in batch.members] == [late.retried(), other, mate, last]  # type: ignore[attr-defined]
+
+
+def test_nobody_tells_what_has_begun_where_no_rule_asks() -> None:
+    assert begun_topic(Redundancy(), "run", 0) is None and begun_topic(Redundancy("first_finished"), "run", 0) is None
 
 
 async def test_failures_without_end_are_raised_with_the_last_ones_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,6 +94,7 @@ async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     plan = RolloutPlan(
         str(tmp_path), {}, str(_policy(tmp_path / "policy")), 0, 0, StalenessWindow(1),
         {n: TaskPlan(n, {}, Limits(1, 4, 64), SamplingTransform(), "loop", "GENERATE") for n in kinds}, SamplingTransform(), flush_s=0.01,
+        begun_topic="begun",
     )  # fmt: skip
     resources = dict.fromkeys(kinds, ("PLAY", "JUDGE"))
     async with (
@@ -138,6 +139,18 @@ async def test_each_attempt_ends_once_scored_with_its_own_durable_trajectory(clu
         assert end.member is not None and end.error is None
         assert end.member.receipt.attempt == end.attempt and end.member.score.value == 1.0
         assert read.read(end.member.receipt).info["actions"] == ["x"]
+
+
+async def test_the_workers_tell_which_attempts_have_begun_to_sample(cluster: Cluster) -> None:
+    told: asyncio.Queue[Attempt] = asyncio.Queue()
+    cluster.dispatcher.follow("begun", lambda attempts: [told.put_nowait(a) for a in attempts])
+    attempts = [Attempt(Episode("frozen_lake", i), member) for i in range(2) for member in range(2)]
+    late = [Attempt(Episode("endless", 0), 0)]
+    for of_task in (attempts, late):
+        cluster.dispatcher.dispatch(of_task)
+    async with asyncio.timeout(PATIENCE_S):
+        begun = {await told.get() for _ in attempts}
+    assert begun == set(attempts) and told.empty()  # though no engine has answered yet; the one that still starts has not begun
 
 
 async def test_what_failed_is_reported_with_its_own_error_beside_what_did_not(cluster: Cluster) -> None:
