@@ -162,8 +162,14 @@ class Running:
             threading.Thread(target=self._read, args=(name, stream), daemon=True)
             for name, stream in (("out", self.process.stdout), ("err", self.process.stderr))
         ]
-        for reader in self._readers:
-            reader.start()
+        for thread in (*self._readers, threading.Thread(target=self._end, daemon=True)):
+            thread.start()
+
+    def _end(self) -> None:
+        """Whoever waits for a line has nothing to wait for any more."""
+        self.process.wait()
+        with self._news:
+            self._news.notify_all()
 
     def _read(self, name: str, stream: object) -> None:
         for line in stream:  # type: ignore[attr-defined]
