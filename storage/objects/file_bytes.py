@@ -22,11 +22,11 @@ _POPULATE_READ = 22
 """Linux's MADV_POPULATE_READ (5.14), for which Python has no name: brings the pages in, and says so where touching one that can't be
 read would kill the process."""
 
-_SHOWN_BYTES = 1 << 22
+_SHOWN_BYTES = 1 << 20
 """How much is copied before it is shown: it is in the processor's cache still, and threads seldom wait for each other."""
 
-_WRITTEN_BYTES = 1 << 20
-"""How much is written at once, while it is in the processor's cache."""
+_WRITTEN_BYTES = 16 << 20
+"""How much is written at once: the kernel keeps a file in pages as large as the writes were, and larger ones are read faster later on."""
 
 _RESERVED_FROM = 1 << 20
 """Files of less gain nothing from having their room reserved."""
