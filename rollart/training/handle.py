@@ -94,4 +94,6 @@ class Trainer:
     @staticmethod
     async def result_of(future: Future) -> Any:
         """The future's result, once it is there; its error is raised."""
+        # Who is cancelled while awaiting a future itself leaves a task of Dask's behind, whose error is told at the end as one that nobody heard.
+        await future._state.wait()
         return await future
