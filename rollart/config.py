@@ -245,7 +245,7 @@ class RedundancySettings(Section):
 
     rule: RedundancyRule = Field(
         "none",
-        description="before_first_token: a member whose first token is late gets a second try beside it, and the one that begins first goes on; "
+        description="before_first_token: a member that is late to ask for its first token gets a second one, and who begins first goes on; "
         "first_finished: groups are launched larger and whoever is last is stopped, which favours short responses",
     )
     factor: float = Field(1.3, ge=1, le=4, description="tries that may be out for a group, over its size")

@@ -13,7 +13,7 @@ MemberState = Literal["running", "scored", "dropped"]
 
 @dataclass(slots=True)
 class Try:
-    """An attempt that is out: dispatched at `since`, silent until `deadline` at the latest, its first token sampled at `begun`."""
+    """An attempt that is out: dispatched at `since`, silent until `deadline` at the latest, its first token asked for at `begun`."""
 
     attempt: Attempt
     since: float

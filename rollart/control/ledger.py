@@ -101,7 +101,7 @@ class Ledger:
     # ---- events come in
 
     def begun(self, attempt: Attempt, now: float) -> None:
-        """The attempt's first token was sampled. Of two tries at a member the first to begin goes on, and the other yields."""
+        """The attempt asks an engine for its first token. Of two tries at a member the first to begin goes on, and the other yields."""
         member = self._member(attempt)
         tried = None if member is None else member.find(attempt)
         if member is None or tried is None or tried.begun is not None:

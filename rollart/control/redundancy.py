@@ -1,7 +1,7 @@
 """Which spares to launch and which of two tries goes on, without favouring the fast; owns the delays that this is judged by.
 
 Whoever is last may be slow because of what the policy wrote, and stopping it would censor long responses. So by default a try yields to
-a spare only while its delay says nothing of the policy: before its first token was sampled.
+a spare only while its delay says nothing of the policy: before it asks an engine for its first token.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 RedundancyRule = Literal["none", "before_first_token", "first_finished"]
-"""`before_first_token`: a member whose first token is late gets a second try beside it, and the one that begins first goes on.
+"""`before_first_token`: a member that is late to ask for its first token gets a second try beside it, and the one that begins first goes on.
 `first_finished`: groups are launched larger, and whoever is still running once enough have finished is stopped, which favours the fast
 (RollArt's rule)."""
 
@@ -48,7 +48,7 @@ class Redundancy:
 
 
 class Delays:
-    """Seconds from a try's dispatch to its first token, by task."""
+    """Seconds from a try's dispatch until it asks for its first token, by task."""
 
     def __init__(self) -> None:
         self._seconds: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
 from distributed.threadpoolexecutor import ThreadPoolExecutor
@@ -48,20 +48,27 @@ class CallPool:
         self._free = asyncio.Semaphore(threads)
         self.left = 0
 
-    async def run(self, function: Callable[[], Any], leave: Callable[[asyncio.Future[Any]], None]) -> Any:
-        """The result of `function`, called in a thread. Cancelled, it leaves the call behind and hands it to `leave`. TooManyLeftBehind."""
+    async def run(self, function: Callable[[], Any], what: str, limit_s: float | None, leave: Callable[[asyncio.Future[Any]], None]) -> Any:
+        """The result of `function`, called in a thread as soon as one is free, and for `limit_s` seconds from then on.
+
+        CallTimedOut, which names `what`; TooManyLeftBehind. What is not waited for to its end is handed to `leave`.
+        """
         async with self._free:
             if self.left >= self._most_left:
                 raise TooManyLeftBehind(f"{self.left} calls of environments never came back: restart this worker, and look for what hangs in them")
-            call = asyncio.get_running_loop().run_in_executor(self._executor, function)
+            call = asyncio.get_running_loop().run_in_executor(self._executor, _called, function)
             try:
-                return await asyncio.shield(call)
-            except asyncio.CancelledError:
+                return await _within(limit_s, what, asyncio.shield(call))
+            except (CallTimedOut, asyncio.CancelledError):
                 if not call.done():
                     self.left += 1
                     call.add_done_callback(self._back)
                     leave(call)
                 raise
+
+    def close(self) -> None:
+        """Ends the threads that are at nothing; the others end with what they are at."""
+        self._executor.shutdown(wait=False)
 
     def _back(self, call: asyncio.Future[Any]) -> None:
         self.left -= 1
@@ -80,18 +87,11 @@ class EnvironmentCalls:
         """`reset(seed)` or `step(action)`, with what it raises. CallTimedOut, TooManyLeftBehind."""
         function = getattr(self._environment, method)
         limit = self._limits_s.get(method)
-        timeout = asyncio.timeout(limit)
-        try:
-            async with timeout:
-                if inspect.iscoroutinefunction(function):
-                    return await function(argument)
-                if self._run_in == "loop":
-                    return function(argument)
-                return await self._in_thread(lambda: function(argument))
-        except TimeoutError as error:
-            if timeout.expired():
-                raise CallTimedOut(f"{method} took longer than {limit:g} s") from error
-            raise
+        if inspect.iscoroutinefunction(function):
+            return await _within(limit, method, function(argument))
+        if self._run_in == "loop":
+            return function(argument)
+        return await self._pool.run(lambda: function(argument), method, limit, self._leave)
 
     async def close(self) -> None:
         """Closes the environment, once; after the call that was left behind, if one was, without waiting for it here.
@@ -111,21 +111,36 @@ class EnvironmentCalls:
     async def _close(self) -> None:
         close = self._environment.close
         try:
-            async with asyncio.timeout(CLOSE_S):
-                if inspect.iscoroutinefunction(close) or self._run_in == "loop":
-                    closing = close()
-                    if inspect.isawaitable(closing):
-                        await closing
-                else:
-                    await self._in_thread(close)
+            if inspect.iscoroutinefunction(close) or self._run_in == "loop":
+                closing = close()
+                if inspect.isawaitable(closing):
+                    await _within(CLOSE_S, "close", closing)
+            else:
+                await self._pool.run(close, "close", CLOSE_S, self._leave)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - code of others, and a program inside may call exit()
             log.warning("an environment (%s) was not closed: %s: %s", type(self._environment).__name__, type(error).__name__, error)
 
-    async def _in_thread(self, function: Callable[[], Any]) -> Any:
-        return await self._pool.run(function, self._leave)
-
     def _leave(self, call: asyncio.Future[Any]) -> None:
         self._left = call
+
+
+async def _within(limit_s: float | None, what: str, work: Awaitable[Any]) -> Any:
+    """The result of `work`; CallTimedOut, which a time-out of its own is not."""
+    timeout = asyncio.timeout(limit_s)
+    try:
+        async with timeout:
+            return await work
+    except TimeoutError as error:
+        if timeout.expired():
+            raise CallTimedOut(f"{what} took longer than {limit_s:g} s") from error
+        raise
+
+
+def _called(function: Callable[[], Any]) -> Any:
+    try:
+        return function()
+    except StopIteration as error:  # which no future can hold: whoever waits for it would do so for ever
+        raise RuntimeError(f"StopIteration: {error}") from error
 
 
 _KEPT: set[asyncio.Task[None]] = set()

@@ -143,13 +143,12 @@ class Rollout:
         self._last_end = time.monotonic()
         if end.member is not None:
             self._failures_in_a_row = 0
-            self.ledger.scored(end.member.receipt, end.member.score)
-            self._observe(end.member)
-        else:
+            if self.ledger.scored(end.member.receipt, end.member.score):
+                self._observe(end.member)
+        elif self.ledger.failed(end.attempt, end.cause, time.monotonic()):
             self._failures_in_a_row += 1
             if self._failures_in_a_row >= HOPELESS:
                 raise RolloutFailed(f"{HOPELESS} attempts in a row failed; the last, {end.attempt}: {end.error}") from end.error
-            self.ledger.failed(end.attempt, end.cause, time.monotonic())
         self._give_up_on_filters()
 
     async def _go_on(self) -> None:

@@ -103,11 +103,12 @@ class Dispatcher:
 
     async def close(self) -> None:
         """Cancels everything in flight."""
-        for topic in self._topics:
-            self._client.unsubscribe_topic(topic)
-        self._topics.clear()
         for waiter in self._waiters:
             waiter.cancel()
+        if self._client.status == "running":
+            for topic in self._topics:
+                self._client.unsubscribe_topic(topic)
+        self._topics.clear()
         await self.cancel(list(self._futures))
 
     async def _wait(self, attempt: Attempt, score: Future) -> None:

@@ -99,6 +99,8 @@ class EpisodeRunner:
         it did. What there is of it comes back as `over_age`."""
         if self._segment is None or self._playing is None or self._stopped or not self._over_age(self._segment, newest):
             return False
+        if self._playing is asyncio.current_task():  # it has learned of that version by itself, and looks at it at its next turn
+            return False
         self._stopped = True
         self._playing.cancel()
         return True

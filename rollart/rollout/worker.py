@@ -112,6 +112,7 @@ class EnvironmentPlugin(WorkerPlugin):
     async def teardown(self, worker: Worker) -> None:
         if self.shared is not None:
             await self.shared.client.close()
+            self.shared.pool.close()
 
     def transition(self, key: Key, start: str, finish: str, **_: Any) -> None:
         """Stops a trajectory whose future was cancelled: Dask forgets a coroutine that runs, which would go on in its slot to its end."""
@@ -164,11 +165,11 @@ class EnvironmentPlugin(WorkerPlugin):
         Where that engine is lost, the turn waits for the table without it and is asked anew there: the same seed draws the same
         tokens. EngineUnreachable after `ENGINE_LOSSES`; EpisodeFailed if no engine is announced within `ENGINE_WAIT_S`.
         """
-        if str(attempt) not in self._shared().last_engine:
-            self._tell_begun(attempt)
         revision = -1
         for loss in range(1, ENGINE_LOSSES + 1):
             table = await self._table_after(revision)
+            if str(attempt) not in self._shared().last_engine:
+                self._tell_begun(attempt)
             try:
                 return await self._ask(table, attempt, request)
             except EngineUnreachable:
@@ -178,8 +179,8 @@ class EnvironmentPlugin(WorkerPlugin):
         raise EpisodeFailed("no engine was asked", "generation")
 
     def _tell_begun(self, attempt: Attempt) -> None:
-        """Tells whoever follows that the policy's part of an attempt begins: nothing of how long that took was the policy's doing. Many
-        that begin at about the same time are one message."""
+        """Tells whoever follows that an attempt asks an engine for its first token: nothing of how long that took was the policy's doing.
+        Many that begin at about the same time are one message."""
         if self.plan.begun_topic is None or attempt.episode.purpose != "train":
             return
         begun = self._shared().begun
@@ -249,7 +250,11 @@ async def trajectory_task(attempt: Attempt, key: str) -> Receipt:
 
 async def _played(plugin: EnvironmentPlugin, attempt: Attempt) -> Trajectory:
     task = plugin.plan.tasks[attempt.episode.task]
-    environment = environments.make(task.environment, **task.settings)
+    try:
+        environment = environments.make(task.environment, **task.settings)
+    except Exception as error:
+        reason = f"tasks.{attempt.episode.task}: its environment could not be made: {type(error).__name__}: {error}"
+        raise EpisodeFailed(reason) from error
     runner = plugin.playing[attempt] = plugin.runner(attempt)
     try:
         if attempt.episode.purpose == "warm_up":

@@ -89,6 +89,7 @@ class _Collector:
         self._dry_run = dry_run
         self._retirements = Retirements(store)
         self._known: dict[Version, _Known] = {}
+        self._recorded: set[Version] = set()  # those of `_known` that a record told of, and no commit that exists
         self._unreadable: set[Version] = set()
 
     def run(self) -> Collection:
@@ -129,10 +130,12 @@ class _Collector:
                 leases[held.version] = (*leases.get(held.version, ()), held.holder)
         parents = Lineages(self._store).parents()
         versions = versions_in(self._store)
-        unread = [version for version in versions if version not in self._known]
+        unread = [version for version in versions if version not in self._known or version in self._recorded]
         gone = {version for version, there in zip(unread, side_by_side(self._learn, unread, self._store.parallel), strict=True) if not there}
         for record in retired:
-            self._known.setdefault(record.version, _Known.of(record.commit))
+            if record.version not in self._known:
+                self._known[record.version] = _Known.of(record.commit)
+                self._recorded.add(record.version)
         existing = set(versions) - gone
         keep = kept(self._retention, existing, Claims(tags, leases, parents), self._base)
         for version in self._unreadable & existing:
@@ -143,6 +146,7 @@ class _Collector:
         """Reads a commit; False if it has gone meanwhile. UnknownFormat stops the collection: what such a version needs is unknown."""
         try:
             self._known[version] = _Known.of(read_commit(self._store, version))
+            self._recorded.discard(version)
         except VersionMissing:
             return False
         except Damaged as error:

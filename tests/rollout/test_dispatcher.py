@@ -15,6 +15,7 @@ from distributed import Client, Scheduler, Worker
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from rollart.control.staleness import StalenessWindow
+from rollart.engines.router import EngineEntry, EngineTable
 from rollart.environments import registry
 from rollart.environments.protocol import StepResult
 from rollart.rewards.worker import RewardPlugin
@@ -72,6 +73,7 @@ class Cluster:
     scheduler: Scheduler
     client: Client
     dispatcher: Dispatcher
+    plugin: EnvironmentPlugin
 
     async def ends(self, count: int) -> list[Ended]:
         """The next `count` ends."""
@@ -102,10 +104,10 @@ async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
         Worker(scheduler.address, nthreads=8, resources={"PLAY": 6, "JUDGE": 2}, dashboard=False) as worker,
         Client(scheduler.address, asynchronous=True) as client,
     ):
-        await worker.plugin_add(EnvironmentPlugin(plan), name=EnvironmentPlugin.name)
+        await worker.plugin_add(plugin := EnvironmentPlugin(plan), name=EnvironmentPlugin.name)
         await worker.plugin_add(RewardPlugin(str(tmp_path), {}, dict.fromkeys(kinds, "environment")), name=RewardPlugin.name)
         dispatcher = Dispatcher(client, resources, "train-20261130-101500-0-ab12cd")  # as a run has it that was given no name
-        yield Cluster(scheduler, client, dispatcher)
+        yield Cluster(scheduler, client, dispatcher, plugin)
         await dispatcher.close()
 
 
@@ -148,9 +150,10 @@ async def test_the_workers_tell_which_attempts_have_begun_to_sample(cluster: Clu
     late = [Attempt(Episode("endless", 0), 0)]
     for of_task in (attempts, late):
         cluster.dispatcher.dispatch(of_task)
+    cluster.plugin.push(EngineTable((EngineEntry("http://127.0.0.1:9", "GENERATE", Version(0, 0)),), 1), 0)
     async with asyncio.timeout(PATIENCE_S):
         begun = {await told.get() for _ in attempts}
-    assert begun == set(attempts) and told.empty()  # though no engine has answered yet; the one that still starts has not begun
+    assert begun == set(attempts) and told.empty()  # though no engine has answered; the one that still starts has not begun
 
 
 async def test_what_failed_is_reported_with_its_own_error_beside_what_did_not(cluster: Cluster) -> None:
@@ -205,7 +208,7 @@ async def test_another_try_and_another_dispatcher_share_no_result(cluster: Clust
     cluster.dispatcher.dispatch([attempt])
     cluster.dispatcher.dispatch([attempt.retried()])
     first = await cluster.ends(2)
-    other = Cluster(cluster.scheduler, cluster.client, Dispatcher(cluster.client, {"frozen_lake": ("PLAY", "JUDGE")}, "another"))
+    other = Cluster(cluster.scheduler, cluster.client, Dispatcher(cluster.client, {"frozen_lake": ("PLAY", "JUDGE")}, "another"), cluster.plugin)
     other.dispatcher.dispatch([attempt])
     nonces = [e.member.receipt.nonce for e in first + await other.ends(1) if e.member is not None]
     assert len(set(nonces)) == 3

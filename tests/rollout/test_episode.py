@@ -153,6 +153,26 @@ async def test_a_newer_version_stops_over_age_work_in_the_middle_of_a_response()
     assert not playing.cancelled() and playing.cancelling() == 0
 
 
+async def test_a_play_that_learns_of_a_newer_version_from_its_own_response_ends_at_its_next_turn() -> None:
+    newest = [3]
+
+    class Learns(Policy):
+        async def __call__(self, request: GenerateRequest) -> GenerateResult:
+            found = await super().__call__(request)
+            if len(self.requests) == 2:
+                newest[0] = 9
+                assert not played.stop_for_age(9)
+            return found
+
+    for run_in in ("loop", "thread"):
+        newest[0] = 3
+        played, policy = runner(window=StalenessWindow(1), current_version=lambda: newest[0], run_in=run_in), Learns([3, 3, 3])
+        playing = asyncio.create_task(played.play(Echo(), ATTEMPT, policy))
+        trajectory = await playing
+        await asyncio.sleep(0)
+        assert trajectory.outcome == "over_age" and len(trajectory.turns) == 2 and playing.cancelling() == 0
+
+
 async def test_what_has_sampled_nothing_or_has_ended_is_not_stopped_for_its_age() -> None:
     played = runner(window=StalenessWindow(0), current_version=lambda: 0)
     assert not played.stop_for_age(9)
@@ -226,6 +246,28 @@ async def test_an_environment_s_own_time_out_is_told_as_its_own() -> None:
 
     with pytest.raises(EpisodeFailed, match="environment raised in step: TimeoutError: no answer from the shop"):
         await runner().play(Times(), ATTEMPT, Policy([0]))
+
+
+async def test_an_iterator_that_runs_out_in_an_environment_fails_the_attempt_at_once() -> None:
+    class Empty(Echo):
+        def reset(self, seed: int) -> str:
+            return next(iter([]))
+
+    pool, environment = CallPool(threads=1), Empty()
+    with pytest.raises(EpisodeFailed, match="environment raised in reset: RuntimeError: StopIteration"):
+        await runner(pool=pool).play(environment, ATTEMPT, Policy([0]))
+    assert environment.closed == 1 and pool.left == 0
+
+
+async def test_a_call_that_waits_for_a_free_thread_is_not_late() -> None:
+    pool, first = CallPool(threads=1), Hangs()
+    blocking = asyncio.create_task(runner(pool=pool).play(first, ATTEMPT, Policy([0] * 3)))
+    assert await asyncio.to_thread(first.called.wait, 20)
+    waiting = asyncio.create_task(runner(limits=Limits(8, 4, 64, reset_s=0.2, step_s=0.2), pool=pool).play(Echo(), ATTEMPT, Policy([0] * 3)))
+    done, _ = await asyncio.wait((waiting,), timeout=0.5)
+    assert not done
+    first.free.set()
+    assert (await waiting).outcome == "terminated" and (await blocking).outcome == "terminated"
 
 
 async def test_a_close_that_raises_costs_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -252,6 +252,27 @@ def test_a_retired_attempt_s_data_goes_when_the_version_was_published_anew(weigh
 
 
 @quick
+def test_what_is_published_anew_beside_a_collection_that_deletes_what_was_before_stays(weights, script):
+    put(weights, v(0))
+    put(weights, v(0, 1))
+    collect(weights)
+    (retired,) = Retirements(weights.objects).all()
+    Retirements(weights.objects)._write(v(0), retired.data, gone=True)  # by a collector that was killed then
+    put(weights, v(1, 1))
+    other = WeightStore.over(ScriptedStore.over((weights.url, weights.objects._options), Script(now=T0)))
+
+    def before(kind: str, path: str) -> None:
+        if path == layout.retired_path(v(0, 1)):
+            script.before = None
+            put(other, v(0))
+
+    script.before = before
+    found = collect(weights, Retention(keep=frozenset([v(0)])), at=T0 + 1)
+    assert script.before is None and found.retired == (v(0, 1),)
+    assert v(0) in weights.versions() and whole(weights, v(0))
+
+
+@quick
 def test_what_was_published_anew_stays_when_the_record_of_what_was_before_goes_meanwhile(weights, script):
     put(weights, v(0))
     put(weights, v(0, 1))
