@@ -37,14 +37,19 @@ class Syncing:
         self._folders.update(dict.fromkeys(folders))
 
     def finish(self, *, failed: bool) -> None:
-        """Returns once all is on the disk, or raises the first OSError; if the writing has `failed`, once nothing is under way."""
+        """Returns once all is on the disk, or raises the first OSError; if the writing has `failed`, once nothing is under way.
+
+        Folders are synced also then: whoever writes next finds them there, and takes them for recorded.
+        """
         self._pool.shutdown(wait=True)
-        if failed:
-            return
-        for settled in self._under_way:
-            settled.result()
+        errors = [error for settled in self._under_way if (error := settled.exception()) is not None]
         for folder in self._folders:
-            sync_folder(folder)
+            try:
+                sync_folder(folder)
+            except OSError as error:
+                errors.append(error)
+        if errors and not failed:
+            raise errors[0]
 
     def _settle(self, descriptor: int, name: str, target: str) -> None:
         try:
