@@ -8,7 +8,7 @@ import pytest
 
 from tests.control.simulated import Simulation
 
-QUICK, ALL, EACH = 600, 10_000, 100
+QUICK, ALL, EACH = 300, 10_000, 100
 
 
 def plays(seed: int) -> None:
