@@ -30,11 +30,9 @@ CONFIG = Path(__file__).parents[1] / "flows" / "configs" / "quickstart.yaml"
 KEPT = Path("runs") / "staleness"
 """Beside the other runs of whoever starts a study."""
 
-UNWATCHED = {
-    "distributed.worker.profile.enabled": False, "distributed.admin.tick.interval": "500ms", "distributed.admin.system-monitor.interval": "10s",
-    "distributed.admin.system-monitor.disk": False,
-}  # fmt: skip
-"""Dask's look at its own processes, which nobody sees here: on two busy cores it cost as much as the training."""
+UNWATCHED = {"distributed.worker.profile.enabled": False, "distributed.admin.system-monitor.disk": False}
+"""Dask's look at its own processes, which nobody sees here; how often it takes the others is for `rollart.cluster` to say."""
+
 ONE_PLACE = "stages.reward=player"
 """Rewards are computed where the environments are: a process less to start and to keep awake."""
 

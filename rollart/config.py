@@ -17,13 +17,12 @@ from rollart.control.failures import FailurePolicy
 from rollart.control.quotas import ShortRule, TaskQuota
 from rollart.control.redundancy import Redundancy, RedundancyRule
 from rollart.control.staleness import StalenessWindow
+from rollart.environments.protocol import RunIn
 from rollart.training.keeping import Keeping
 from rollart.training.settings import DEVICE, AdvantageOverride, AdvantagePlan, LearnerSettings, OptimiserSettings
 from rollart.types import SamplingTransform
 from rollart.yaml_text import WrongYaml, read_yaml
 from storage.objects.credentials import credential_fields, without_user
-
-RunIn = Literal["loop", "thread"]
 
 
 class ConfigError(ValueError):

@@ -137,9 +137,13 @@ async def _ledger(config: Config, folder: RunFolder, trainer: Trainer, resume: b
     """A ledger to start with, the checkpoint that it and the learner now come from, None if they start anew, and the version that training
     began from, whose weights are the reference policy's."""
     quotas, window, policy, redundancy = config.quotas, config.window, config.failure_policy, config.redundancy
-    if not resume:
-        ledger = Ledger(quotas, window, policy, redundancy=redundancy, short=config.train.short)
+
+    def anew(lineage: int = 0) -> tuple[Ledger, None, Version]:
+        ledger = Ledger(quotas, window, policy, lineage, redundancy=redundancy, short=config.train.short)
         return ledger, None, Version(ledger.lineage, ledger.next_step)
+
+    if not resume:
+        return anew()
     try:
         found = await trainer.resume()
     except Damaged as error:
@@ -147,8 +151,7 @@ async def _ledger(config: Config, folder: RunFolder, trainer: Trainer, resume: b
             f"--resume: {error}; to go on from the checkpoint before, remove the newest file of {folder.child('checkpoints')}/commits"
         ) from error
     if found.version is None:
-        ledger = Ledger(quotas, window, policy, found.lineage, redundancy=redundancy, short=config.train.short)
-        return ledger, None, Version(ledger.lineage, ledger.next_step)
+        return anew(found.lineage)
     cut = CUT.validate_python(found.documents["ledger"])
     if config.logprobs_elsewhere and REFERENCE not in found.documents:
         raise ConfigError(f"--resume: checkpoint {found.version} doesn't say which version the reference policy is; start the run anew")

@@ -13,11 +13,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from rollart.control import quotas as batches
 from rollart.control.cut import Fate, LedgerCut, Settlement
 from rollart.control.failures import Cause, FailurePolicy
 from rollart.control.groups import OpenGroup, OpenMember, Try
-from rollart.control.quotas import ShortRule, TaskQuota
+from rollart.control.quotas import ShortRule, TaskQuota, choose, missing
 from rollart.control.redundancy import Delays, Redundancy
 from rollart.control.staleness import StalenessWindow
 from rollart.types import Attempt, Batch, Episode, Receipt, Score
@@ -88,9 +87,8 @@ class Ledger:
     def renew(self, attempts: Iterable[Attempt], now: float) -> None:
         """Starts the leases of these attempts anew, after they were dispatched again."""
         for attempt in attempts:
-            member = self._member(attempt)
-            tried = None if member is None else member.find(attempt)
-            if tried is not None:
+            if (out := self._out(attempt)) is not None:
+                _, tried = out
                 tried.since, tried.deadline, tried.begun = now, now + self.policy.lease_s, None
 
     def stops(self) -> list[Attempt]:
@@ -102,18 +100,20 @@ class Ledger:
 
     def begun(self, attempt: Attempt, now: float) -> None:
         """The attempt asks an engine for its first token. Of two tries at a member the first to begin goes on, and the other yields."""
-        member = self._member(attempt)
-        tried = None if member is None else member.find(attempt)
-        if member is None or tried is None or tried.begun is not None:
+        if (out := self._out(attempt)) is None:
+            return
+        member, tried = out
+        if tried.begun is not None:
             return
         if any(other.begun is not None for other in member.tries):
-            self._yield(member, tried)
+            self._stop(member, [tried], "yielded")
             return
         tried.begun = now
         self.delays.note(attempt.episode.task, now - tried.since)
-        for other in [other for other in member.tries if other is not tried]:
+        others = [other for other in member.tries if other is not tried]
+        for other in others:
             self.delays.note(attempt.episode.task, now - other.since)  # at least so much: left out, the slow would seem rarer each time
-            self._yield(member, other)
+        self._stop(member, others, "yielded")
 
     def scored(self, receipt: Receipt, score: Score) -> bool:
         """An attempt stands durable and scored. False if it is none that is awaited (late, or already recorded): it is counted, not used.
@@ -123,14 +123,14 @@ class Ledger:
         """
         if (receipt.attempt, receipt.nonce) != (score.attempt, score.nonce):
             raise LedgerError(f"receipt of {receipt.attempt} ({receipt.nonce}) and score of {score.attempt} ({score.nonce}) must be of one execution")
-        member = self._member(receipt.attempt)
-        tried = None if member is None else member.find(receipt.attempt)
-        if member is None or tried is None or receipt.lineage > self.lineage:
+        out = self._out(receipt.attempt)
+        if out is None or receipt.lineage > self.lineage:
             self.late += 1
             return False
+        member, tried = out
         self.ends["scored"] += 1
         member.tries.remove(tried)
-        self._stop(member, "yielded")
+        self._stop(member, member.tries, "yielded")
         member.receipt, member.score, member.state = receipt, score, "scored"
         group = self._open[receipt.attempt.episode]
         if receipt.outcome == "over_age":
@@ -145,11 +145,11 @@ class Ledger:
     def failed(self, attempt: Attempt, cause: Cause, now: float) -> bool:
         """An attempt ended without a scored trajectory; False if it is none that is awaited. Its member is tried again (see `due`), or
         given up, whereupon its group goes on without it or is dropped."""
-        member = self._member(attempt)
-        tried = None if member is None else member.find(attempt)
-        if member is None or tried is None:
+        out = self._out(attempt)
+        if out is None:
             self.late += 1
             return False
+        member, tried = out
         self.ends[f"failed:{cause}"] += 1
         member.tries.remove(tried)
         member.failures[cause] = member.failures.get(cause, 0) + 1
@@ -169,7 +169,7 @@ class Ledger:
     def expire(self, now: float) -> list[Attempt]:
         """Fails every attempt whose lease has ended, and has it stopped; returns them."""
         overdue = [t.attempt for _, m in self._members() for t in m.tries if t.deadline <= now]
-        expired = [attempt for attempt in overdue if self._member(attempt) is not None and self.failed(attempt, "lease", now)]
+        expired = [attempt for attempt in overdue if self._out(attempt) is not None and self.failed(attempt, "lease", now)]
         self._stops += expired
         return expired
 
@@ -191,7 +191,7 @@ class Ledger:
         step = self.next_step
         for group in [g for g in self._open.values() if g.complete and self.window.expired(g.oldest, step)]:
             self._drop_group(group, "too_stale")
-        taken = batches.choose(self._open.values(), self.quotas, self.window, step, self.short)
+        taken = choose(self._open.values(), self.quotas, self.window, step, self.short)
         if taken is None:
             return None
         for group in taken:
@@ -205,7 +205,7 @@ class Ledger:
 
     def awaited(self) -> dict[str, int]:
         """Complete groups still missing from the next batch, by task; empty when it can be formed."""
-        return batches.missing(self._open.values(), self.quotas, self.window, self.next_step, self.short)
+        return missing(self._open.values(), self.quotas, self.window, self.next_step, self.short)
 
     def settle(self, batch: Batch) -> Settlement:
         """Notes that the step consumed `batch`, and hands out every fate decided since the last settlement."""
@@ -257,9 +257,14 @@ class Ledger:
     def _members(self) -> Iterator[tuple[OpenGroup, OpenMember]]:
         return ((g, m) for g in self._open.values() for m in g.members)
 
-    def _member(self, attempt: Attempt) -> OpenMember | None:
+    def _out(self, attempt: Attempt) -> tuple[OpenMember, Try] | None:
+        """The try of that attempt and its member, if it is out."""
         group = self._open.get(attempt.episode)
-        return None if group is None else group.members[attempt.member]
+        if group is None:
+            return None
+        member = group.members[attempt.member]
+        tried = member.find(attempt)
+        return None if tried is None else (member, tried)
 
     def _send(self, episode: Episode, member: OpenMember, now: float) -> Attempt:
         attempt = Attempt(episode, member.index, member.tried)
@@ -283,23 +288,18 @@ class Ledger:
                 found.append(self._send(group.episode, member, now))
         return found
 
-    def _yield(self, member: OpenMember, tried: Try) -> None:
-        member.tries.remove(tried)
-        self.ends["yielded"] += 1
-        self._stops.append(tried.attempt)
-
-    def _stop(self, member: OpenMember, end: Literal["yielded", "stopped"]) -> None:
-        """Takes back all tries at a member that are out."""
-        if member.tries:
-            self.ends[end] += len(member.tries)
-        self._stops += [t.attempt for t in member.tries]
-        member.tries = []
+    def _stop(self, member: OpenMember, tries: Sequence[Try], end: Literal["yielded", "stopped"]) -> None:
+        """Takes back `tries` at a member."""
+        for tried in list(tries):
+            member.tries.remove(tried)
+            self.ends[end] += 1
+            self._stops.append(tried.attempt)
 
     def _drop(self, group: OpenGroup, member: OpenMember, fate: Fate, attempt: Attempt | None = None) -> None:
         """Gives a member up; `attempt` is the one that decided it, if one did."""
         if attempt is None:
             attempt = member.receipt.attempt if member.receipt else Attempt(group.episode, member.index, max(0, member.tried - 1))
-        self._stop(member, "stopped")
+        self._stop(member, member.tries, "stopped")
         self.fates[fate] += 1
         self._unsettled.append((attempt, member.receipt.nonce if member.receipt else "", fate))
         member.state = "dropped"

@@ -10,14 +10,12 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 from distributed.threadpoolexecutor import ThreadPoolExecutor
 
-from rollart.environments.protocol import Environment
-
-RunIn = Literal["loop", "thread"]
-"""Where calls run: in a thread, or in the caller's event loop, which suits coroutines and what takes under a millisecond."""
+from rollart.environments.protocol import Environment, RunIn
 
 THREADS = 64
 """Calls of one process that may block a thread at the same time."""
@@ -85,13 +83,7 @@ class EnvironmentCalls:
 
     async def call(self, method: str, argument: Any) -> Any:
         """`reset(seed)` or `step(action)`, with what it raises. CallTimedOut, TooManyLeftBehind."""
-        function = getattr(self._environment, method)
-        limit = self._limits_s.get(method)
-        if inspect.iscoroutinefunction(function):
-            return await _within(limit, method, function(argument))
-        if self._run_in == "loop":
-            return function(argument)
-        return await self._pool.run(lambda: function(argument), method, limit, self._leave)
+        return await self._run(partial(getattr(self._environment, method), argument), method, self._limits_s.get(method))
 
     async def close(self) -> None:
         """Closes the environment, once; after the call that was left behind, if one was, without waiting for it here.
@@ -109,16 +101,16 @@ class EnvironmentCalls:
         await self._close()
 
     async def _close(self) -> None:
-        close = self._environment.close
         try:
-            if inspect.iscoroutinefunction(close) or self._run_in == "loop":
-                closing = close()
-                if inspect.isawaitable(closing):
-                    await _within(CLOSE_S, "close", closing)
-            else:
-                await self._pool.run(close, "close", CLOSE_S, self._leave)
+            await self._run(self._environment.close, "close", CLOSE_S)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - code of others, and a program inside may call exit()
             log.warning("an environment (%s) was not closed: %s: %s", type(self._environment).__name__, type(error).__name__, error)
+
+    async def _run(self, function: Callable[[], Any], what: str, limit_s: float | None) -> Any:
+        if self._run_in == "thread" and not inspect.iscoroutinefunction(function):
+            return await self._pool.run(function, what, limit_s, self._leave)
+        found = function()
+        return await _within(limit_s, what, found) if inspect.isawaitable(found) else found
 
     def _leave(self, call: asyncio.Future[Any]) -> None:
         self._left = call

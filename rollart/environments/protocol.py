@@ -5,7 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
+
+RunIn = Literal["loop", "thread"]
+"""Where an environment's calls run: in a thread, or in the caller's event loop, which suits coroutines and what takes under a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 from rollart.control.failures import Cause
 from rollart.control.seeds import derive, environment_seed, sampling_seed
 from rollart.control.staleness import StalenessWindow
-from rollart.environments.calls import CallPool, CallTimedOut, EnvironmentCalls, RunIn, TooManyLeftBehind
-from rollart.environments.protocol import Environment, Scripted, StepResult
+from rollart.environments.calls import CallPool, CallTimedOut, EnvironmentCalls, TooManyLeftBehind
+from rollart.environments.protocol import Environment, RunIn, Scripted, StepResult
 from rollart.types import (
     NOT_SAMPLED,
     Attempt,

@@ -17,7 +17,8 @@ from rollart.engines.client import EngineClient
 from rollart.engines.errors import EngineUnreachable
 from rollart.engines.router import EngineTable, pick
 from rollart.environments import registry as environments
-from rollart.environments.calls import CallPool, RunIn
+from rollart.environments.calls import CallPool
+from rollart.environments.protocol import RunIn
 from rollart.rollout.episode import EpisodeFailed, EpisodeRunner, Limits
 from rollart.rollout.vocabulary import Vocabulary
 from rollart.rollout.writer import TrajectoryWriter

@@ -137,7 +137,7 @@ class ObjectStore:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What is written and created through this object within counts only once it ends: on a `durable` local store it reaches the
+        """What is written through this object within counts only once it ends: on a `durable` local store it reaches the
         disk together by then, which takes less time. Other objects of the same place are as ever."""
         batch = self._backend.together() if isinstance(self._backend, LocalObjects) else nullcontext()
         with self._translated("writing", needs_bucket=True), batch:

@@ -15,7 +15,7 @@ from storage.keeping import retirement
 from storage.keeping.collection import DAMAGED, Collection
 from storage.keeping.leases import SWEPT_AFTER_S
 from storage.keeping.retention import Retention
-from storage.keeping.retirement import Retirements
+from storage.keeping.retirement import Retired, Retirements
 from storage.version import Version
 from storage.weights import WeightStore
 from tests.storage.scripted import Killed, Script, ScriptedStore, put, values, whole
@@ -231,13 +231,19 @@ def test_a_version_whose_data_is_going_is_not_put_back(weights):
     assert weights.versions() == [v(1)] and data_versions(weights) == {"v0-00000001"}
 
 
-@quick
-def test_a_retired_attempt_s_data_goes_when_the_version_was_published_anew(weights):
+def one_retired(weights) -> Retired:
+    """The record of version 0-0, which went when version 1-0 came."""
     put(weights, v(0))
-    first = weights.commit(v(0)).attempt
     put(weights, v(0, 1))
     collect(weights)
     (retired,) = Retirements(weights.objects).all()
+    return retired
+
+
+@quick
+def test_a_retired_attempt_s_data_goes_when_the_version_was_published_anew(weights):
+    retired = one_retired(weights)
+    first = retired.commit.attempt
     put(weights, v(0))  # by a trainer of lineage 0 that hasn't heard
     assert not Retirements(weights.objects).restore(retired)
     second = weights.commit(v(0)).attempt
@@ -253,10 +259,7 @@ def test_a_retired_attempt_s_data_goes_when_the_version_was_published_anew(weigh
 
 @quick
 def test_what_is_published_anew_beside_a_collection_that_deletes_what_was_before_stays(weights, script):
-    put(weights, v(0))
-    put(weights, v(0, 1))
-    collect(weights)
-    (retired,) = Retirements(weights.objects).all()
+    retired = one_retired(weights)
     Retirements(weights.objects)._write(v(0), retired.data, gone=True)  # by a collector that was killed then
     put(weights, v(1, 1))
     other = WeightStore.over(ScriptedStore.over((weights.url, weights.objects._options), Script(now=T0)))
@@ -274,10 +277,7 @@ def test_what_is_published_anew_beside_a_collection_that_deletes_what_was_before
 
 @quick
 def test_what_was_published_anew_stays_when_the_record_of_what_was_before_goes_meanwhile(weights, script):
-    put(weights, v(0))
-    put(weights, v(0, 1))
-    collect(weights)
-    (retired,) = Retirements(weights.objects).all()
+    retired = one_retired(weights)
     put(weights, v(0))
     Retirements(weights.objects).forget(retired)
     assert not Retirements(weights.objects).restore(retired)
