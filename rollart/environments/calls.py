@@ -21,7 +21,10 @@ THREADS = 64
 """Calls of one process that may block a thread at the same time."""
 
 LEFT_BEHIND = 64
-"""Calls that may be left behind: after so many the process is no longer fit to play, and says so."""
+"""Calls that may be left behind: with so many the process has no thread for another call."""
+
+STUCK_S = 10.0
+"""How long it may be so before the process counts as unfit: calls that nobody waits for any more, all stopped at once, are back by then."""
 
 CLOSE_S = 30.0
 """How long `close` may take before it is left behind."""
@@ -33,27 +36,28 @@ class CallTimedOut(RuntimeError):
     """A call took longer than its limit."""
 
 
-class TooManyLeftBehind(RuntimeError):
-    """So many calls never came back that this process has no thread left for more."""
-
-
 class CallPool:
-    """Threads for calls that block. Those of distributed's executor end with the process, whatever they are at."""
+    """Threads for calls that block. Those of distributed's executor end with the process, whatever they are at.
 
-    def __init__(self, threads: int = THREADS, left_behind: int = LEFT_BEHIND) -> None:
-        self._executor = ThreadPoolExecutor(threads + left_behind, thread_name_prefix="environment")
-        self._most_left = left_behind
+    With `left_behind` calls left behind, further ones wait for one of these to come back; `unfit` is called, with the reason, once that has been
+    so for `STUCK_S` seconds. `waiting` counts them.
+    """
+
+    def __init__(self, threads: int = THREADS, left_behind: int = LEFT_BEHIND, unfit: Callable[[str], None] = lambda reason: None) -> None:
+        self._executor = ThreadPoolExecutor(threads + left_behind, thread_name_prefix="calls")
+        self._most_left, self._unfit = left_behind, unfit
         self._free = asyncio.Semaphore(threads)
-        self.left = 0
+        self._room = asyncio.Event()
+        self._room.set()
+        self.left = self.waiting = 0
 
     async def run(self, function: Callable[[], Any], what: str, limit_s: float | None, leave: Callable[[asyncio.Future[Any]], None]) -> Any:
         """The result of `function`, called in a thread as soon as one is free, and for `limit_s` seconds from then on.
 
-        CallTimedOut, which names `what`; TooManyLeftBehind. What is not waited for to its end is handed to `leave`.
+        CallTimedOut, which names `what`. What is not waited for to its end is handed to `leave`.
         """
         async with self._free:
-            if self.left >= self._most_left:
-                raise TooManyLeftBehind(f"{self.left} calls of environments never came back: restart this worker, and look for what hangs in them")
+            await self._wait_for_room()
             call = asyncio.get_running_loop().run_in_executor(self._executor, _called, function)
             try:
                 return await _within(limit_s, what, asyncio.shield(call))
@@ -62,16 +66,32 @@ class CallPool:
                     self.left += 1
                     call.add_done_callback(self._back)
                     leave(call)
+                    if self.left == self._most_left:
+                        self._room.clear()
+                        asyncio.get_running_loop().call_later(STUCK_S, self._look_at_room, what)
                 raise
 
     def close(self) -> None:
         """Ends the threads that are at nothing; the others end with what they are at."""
         self._executor.shutdown(wait=False)
 
+    async def _wait_for_room(self) -> None:
+        while not self._room.is_set():
+            self.waiting += 1
+            try:
+                await self._room.wait()
+            finally:
+                self.waiting -= 1
+
+    def _look_at_room(self, what: str) -> None:
+        if self.left >= self._most_left:
+            self._unfit(f"{self.left} calls have not come back, the last: {what}")
+
     def _back(self, call: asyncio.Future[Any]) -> None:
         self.left -= 1
+        self._room.set()
         if not call.cancelled() and call.exception() is not None:
-            log.info("a call of an environment that was left behind ended in %r", call.exception())
+            log.info("a call that was left behind ended in %r", call.exception())
 
 
 class EnvironmentCalls:
@@ -82,7 +102,7 @@ class EnvironmentCalls:
         self._left: asyncio.Future[Any] | None = None
 
     async def call(self, method: str, argument: Any) -> Any:
-        """`reset(seed)` or `step(action)`, with what it raises. CallTimedOut, TooManyLeftBehind."""
+        """`reset(seed)` or `step(action)`, with what it raises. CallTimedOut."""
         return await self._run(partial(getattr(self._environment, method), argument), method, self._limits_s.get(method))
 
     async def close(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from rollart.control.failures import Cause
 from rollart.control.seeds import derive, environment_seed, sampling_seed
 from rollart.control.staleness import StalenessWindow
-from rollart.environments.calls import CallPool, CallTimedOut, EnvironmentCalls, TooManyLeftBehind
+from rollart.environments.calls import CallPool, CallTimedOut, EnvironmentCalls
 from rollart.environments.protocol import Environment, RunIn, Scripted, StepResult
 from rollart.types import (
     NOT_SAMPLED,
@@ -67,7 +67,8 @@ class Limits:
 @dataclass(slots=True)
 class EpisodeRunner:
     """Plays one attempt. `current_version` is the newest version known here; over-age work stops at the next turn, or at once where
-    `stop_for_age` is called. `system` is the message that a chat template puts before all others; `pool` has the threads for calls that block."""
+    `stop_for_age` is called. `system` is the message that a chat template puts before all others; `pool` has the threads for calls that block;
+    `tell` hears what the attempt is at, in words."""
 
     codec: Codec
     limits: Limits
@@ -79,6 +80,7 @@ class EpisodeRunner:
     window: StalenessWindow | None = None
     current_version: Callable[[], int] = lambda: NOT_SAMPLED
     pool: CallPool = field(default_factory=CallPool)
+    tell: Callable[[str], None] = lambda doing: None
     _segment: Segment | None = None
     _playing: asyncio.Task[Any] | None = None
     _stopped: bool = False
@@ -161,10 +163,9 @@ class EpisodeRunner:
     async def _call(self, calls: EnvironmentCalls, method: str, argument: Any, attempt: Attempt, seconds: dict[str, float]) -> Any:
         """What the environment's method returns; what it raises, or a limit that it outlasts, is its failure, not the policy's."""
         started = time.perf_counter()
+        self.tell(f"in {method}")
         try:
             return await calls.call(method, argument)
-        except TooManyLeftBehind as error:
-            raise EpisodeFailed(str(error), "machine") from error
         except CallTimedOut as error:
             raise EpisodeFailed(f"{error} (tasks.{attempt.episode.task}.{method}_timeout)") from error
         except (Exception, SystemExit) as error:  # a program inside may call exit(), which would end the worker

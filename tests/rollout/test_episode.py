@@ -8,6 +8,7 @@ import pytest
 
 from rollart.control.seeds import environment_seed, sampling_seed
 from rollart.control.staleness import StalenessWindow
+from rollart.environments import calls
 from rollart.environments.calls import CallPool
 from rollart.environments.protocol import StepResult
 from rollart.rollout.episode import EpisodeFailed, EpisodeRunner, Limits
@@ -218,14 +219,33 @@ async def test_a_reset_that_hangs_fails_the_attempt_and_is_closed_only_when_it_i
     assert environment.closed == 1 and pool.left == 0
 
 
-async def test_a_process_of_whose_calls_too_many_hang_says_that_it_is_no_longer_fit() -> None:
-    pool, environment = CallPool(threads=1, left_behind=1), Hangs()
+async def test_a_process_of_whose_calls_too_many_hang_is_told_of_as_unfit_and_keeps_the_next_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "STUCK_S", 0.01)
+    unfit: asyncio.Queue[str] = asyncio.Queue()
+    pool, environment = CallPool(threads=1, left_behind=1, unfit=unfit.put_nowait), Hangs()
     with pytest.raises(EpisodeFailed, match="took longer"):
         await runner(limits=Limits(8, 4, 64, reset_s=0.05), pool=pool).play(environment, ATTEMPT, Policy([0]))
-    with pytest.raises(EpisodeFailed, match="1 calls of environments never came back: restart this worker") as failed:
-        await runner(pool=pool).play(Echo(), ATTEMPT, Policy([0]))
-    assert failed.value.cause == "machine"
+    assert await asyncio.wait_for(unfit.get(), 20) == "1 calls have not come back, the last: reset"
+    next_one = asyncio.create_task(runner(pool=pool).play(Echo(), ATTEMPT, Policy([0] * 3)))
+    done, _ = await asyncio.wait((next_one,), timeout=0.1)
+    assert not done and pool.waiting == 1
     environment.free.set()
+    assert (await next_one).outcome == "terminated" and pool.waiting == 0
+
+
+async def test_calls_that_come_back_in_time_leave_their_process_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "STUCK_S", 0.2)
+    unfit: list[str] = []
+    pool, environment = CallPool(threads=1, left_behind=1, unfit=unfit.append), Hangs()
+    stopped = asyncio.create_task(runner(pool=pool).play(environment, ATTEMPT, Policy([0])))
+    assert await asyncio.to_thread(environment.called.wait, 20)
+    stopped.cancel()
+    await asyncio.wait((stopped,))
+    assert pool.left == 1
+    environment.free.set()
+    assert await asyncio.to_thread(environment.gone.wait, 20)
+    await asyncio.sleep(0.3)  # past the moment at which it is looked at
+    assert unfit == [] and pool.left == 0
 
 
 async def test_a_step_that_takes_too_long_fails_wherever_it_runs() -> None:

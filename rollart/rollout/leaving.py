@@ -1,0 +1,54 @@
+"""How a worker leaves the cluster that is no longer fit for its tasks: owns the order of its steps, not what makes a worker unfit.
+
+Such a worker fails each task at once, is free at once, and so is given more and more of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from distributed import Worker
+from distributed.core import Status
+
+log = logging.getLogger(__name__)
+
+FINISH_S = 60.0
+"""How long what runs on a worker that leaves may take to end; what has not is done again elsewhere."""
+
+LOOK_S = 0.1
+"""Between two looks at whether anything still runs."""
+
+
+def told_topic(run: str, lineage: int) -> str:
+    """Where on the scheduler the workers of a run tell what its user should hear."""
+    return f"told-{run}-{lineage}"
+
+
+class Leaving:
+    """Lets `worker` leave, once: it takes nothing new, finishes what it can, hands over its results, and closes its process. A nanny
+    starts another one, which is set up anew; a worker without one is gone, until whoever deployed it starts another. `stuck` counts the tasks
+    that can't end here."""
+
+    def __init__(self, worker: Worker, topic: str, stuck: Callable[[], int] = lambda: 0) -> None:
+        self._worker, self._topic, self._stuck = worker, topic, stuck
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, reason: str) -> None:
+        """Leaves for `reason`, which the run's user is told; at once, and beside whatever goes on. Does nothing while it leaves already."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._leave(reason))
+
+    async def _leave(self, reason: str) -> None:
+        worker = self._worker
+        successor = "its nanny starts another process" if worker.nanny else "it has no nanny that would start another: do that yourself"
+        log.error("this worker leaves the cluster: %s", reason)
+        worker.log_event(self._topic, f"worker {worker.name} leaves ({reason}); its tasks go on elsewhere, and {successor}")
+        worker.memory_manager.memory_pause_fraction = False  # else it would end the pause as soon as there is memory
+        worker.status = Status.paused
+        for _ in range(int(FINISH_S / LOOK_S)):
+            if worker.state.executing_count <= self._stuck():
+                break
+            await asyncio.sleep(LOOK_S)
+        await worker.close_gracefully(restart=True, reason=reason)
