@@ -57,6 +57,11 @@ class Watched(Protocol):
     last_end: float
     """When an attempt ended last, or the first one went out (on `time.monotonic`)."""
 
+    @property
+    def in_flight(self) -> int:
+        """How many attempts have not ended."""
+        ...
+
     def keys(self) -> dict[Attempt, list[str]]:
         """The attempts in flight, with the keys of each one's Dask tasks, first to last."""
         ...
@@ -84,7 +89,7 @@ class Watchdog:
         """Watches until it is cancelled. NoWorker."""
         while True:
             await asyncio.sleep(TICK_S)
-            busy = [each for each in self._watched() if each.keys()]
+            busy = [each for each in self._watched() if each.in_flight]
             try:
                 if busy:
                     await self._see_resources(busy)
