@@ -11,7 +11,7 @@ from storage.version import Version
 
 __all__ = [
     "Attempt", "Batch", "Episode", "FinishReason", "GenerateRequest", "GenerateResult", "Group", "KVMode", "Member", "Outcome", "Purpose",
-    "Receipt", "SamplingTransform", "Score", "Segment", "SegmentError", "Trajectory", "Turn", "Version", "NOT_SAMPLED",
+    "Receipt", "SamplingTransform", "Score", "Segment", "SegmentError", "ServiceTime", "Trajectory", "Turn", "Version", "NOT_SAMPLED",
 ]  # fmt: skip
 
 Purpose = Literal["train", "evaluate", "warm_up"]
@@ -325,8 +325,28 @@ class GenerateRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class ServiceTime:
+    """Seconds of one request at its engine: until it was taken up, from then to its first token, and from there to its last."""
+
+    queue: float
+    prefill: float
+    decode: float
+
+    @classmethod
+    def from_meta(cls, meta: dict[str, Any], tokens: int) -> ServiceTime | None:
+        """From what SGLang tells with `--enable-metrics`: `e2e_latency`, `queue_time`, and `decode_throughput`, which is (tokens - 1) over the
+        seconds from the first token to the last. None where the engine doesn't tell them."""
+        if "e2e_latency" not in meta or "queue_time" not in meta or (tokens > 1 and not meta.get("decode_throughput")):
+            return None
+        total, queue = float(meta["e2e_latency"]), float(meta["queue_time"])
+        decode = (tokens - 1) / float(meta["decode_throughput"]) if tokens > 1 else 0.0
+        return cls(queue, max(total - queue - decode, 0.0), decode)
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateResult:
-    """One sampled response: `ids`, their `logprobs` and the `versions` that sampled them, all of length T."""
+    """One sampled response: `ids`, their `logprobs` and the `versions` that sampled them, all of length T. `service`: how long it took there,
+    if the engine says so."""
 
     rid: str
     ids: tuple[int, ...]
@@ -335,6 +355,7 @@ class GenerateResult:
     finish_reason: FinishReason
     prompt_tokens: int
     cached_tokens: int = 0
+    service: ServiceTime | None = None
 
     @classmethod
     def from_wire(cls, body: dict[str, Any]) -> GenerateResult:
@@ -354,4 +375,5 @@ class GenerateResult:
         return cls(
             rid=str(meta["id"]), ids=ids, logprobs=logprobs, versions=versions, finish_reason=meta["finish_reason"]["type"],
             prompt_tokens=int(meta.get("prompt_tokens", 0)), cached_tokens=int(meta.get("cached_tokens", 0)),
+            service=ServiceTime.from_meta(meta, len(ids)),
         )  # fmt: skip

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from rollart.engines.errors import EngineRefused, EngineUnreachable, NoEngine
-from rollart.engines.router import Choice, EngineEntry, EngineTable, choose, pick
+from rollart.engines.router import Choice, EngineEntry, EngineTable, StandIns, choose, pick
 from storage.version import Version
 
 V = Version(0, 3)
@@ -39,6 +39,39 @@ def test_another_class_serves_where_the_wanted_has_no_engine_and_that_is_reporte
     assert choose(TABLE, "h800", None, {}) == Choice(C, fell_back=True, affine=False)
     assert choose(TABLE, "h800", "http://a", {}) == Choice(A, fell_back=True, affine=True)
     assert choose(TABLE, "l4", None, {}) == Choice(C, fell_back=False, affine=False)
+
+
+D = EngineEntry("http://d", "t4", V)
+WIDE = EngineTable((A, B, C, D), 1)
+ROOM = StandIns(("l4", "t4"), {"h200": 3, "l4": 1})
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "affinity", "entry"),
+    [
+        ({"http://a": 4, "http://b": 3}, None, B),  # one has room
+        ({"http://a": 4, "http://b": 4}, None, C),  # all are over it
+        ({"http://a": 4, "http://b": 4}, "http://a", A),  # but they keep what has its prefix there
+        ({"http://a": 4, "http://b": 4, "http://c": 2}, None, D),  # and so on down the chain
+        ({"http://a": 4, "http://b": 3, "http://c": 0}, "http://c", B),  # what fell back returns once there is room
+        ({"http://a": 4, "http://b": 4, "http://c": 2, "http://d": 99}, None, D),  # which has no bound
+    ],
+)
+def test_a_full_class_lets_its_stand_ins_serve_what_has_no_prefix_there(in_flight, affinity, entry):
+    found = choose(WIDE, "h200", affinity, in_flight, stand_ins=ROOM)
+    assert found == Choice(entry, entry.hardware_class != "h200", affine=entry.url == affinity)
+
+
+def test_where_all_are_full_a_request_waits_at_the_class_that_it_wants():
+    full = {"http://a": 4, "http://b": 9, "http://c": 2}
+    assert choose(TABLE, "h200", None, full, stand_ins=StandIns(("l4",), {"h200": 3, "l4": 1})).entry == A
+    assert choose(TABLE, "h200", None, full, stand_ins=StandIns((), {"h200": 3})).entry == A
+
+
+def test_a_class_that_is_gone_is_stood_in_for_in_the_declared_order_and_at_last_by_any():
+    assert choose(WIDE, "h800", None, {}, stand_ins=StandIns(("t4", "l4"))) == Choice(D, fell_back=True, affine=False)
+    assert choose(TABLE, "h800", None, {}, stand_ins=StandIns(("t4", "l4"))) == Choice(C, fell_back=True, affine=False)
+    assert choose(EngineTable((A, B)), "h800", None, {}, stand_ins=StandIns(("t4", "l4"))).entry == B
 
 
 def test_no_engine_names_the_class_and_what_there_is():

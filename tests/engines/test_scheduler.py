@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 from rollart.engines.embedded.model import PolicyModel, WeightsError
 from rollart.engines.embedded.request import Request
 from rollart.engines.embedded.scheduler import Scheduler
-from rollart.types import SamplingTransform
+from rollart.engines.embedded.wire import reply
+from rollart.types import SamplingTransform, ServiceTime
 
 _NUMBERS = count()
 
@@ -201,3 +202,25 @@ def test_tied_weights_may_stand_under_either_name(tiny, schedule, tmp_path, name
     scheduler.swap(scheduler._model.stage(tmp_path / "next"), "0-1")
     (one,) = finish(scheduler, request(tiny.prompt(10), 8))
     assert one.output_ids == tiny.greedy(model, one.prompt, 8)
+
+
+def test_a_reply_says_how_long_its_request_waited_and_took_in_sglangs_words(tiny, schedule):
+    scheduler = schedule(tiny.model(), slots=1)
+    first, second = request(tiny.prompt(3, seed=1), 4), request(tiny.prompt(3, seed=2), 1)
+    finish(scheduler, first, second)
+    for one, tokens in ((first, 4), (second, 1)):
+        meta = reply(one, "0-0", with_logprobs=False)["meta_info"]
+        told = ServiceTime.from_meta(meta, tokens)
+        waited, prefilled, decoded = one.entered - one.arrived, one.began - one.entered, one.ended - one.began
+        assert told == ServiceTime(pytest.approx(waited), pytest.approx(prefilled), pytest.approx(decoded))
+        assert one.arrived < one.entered < one.began
+    assert second.entered > first.ended > first.began and second.ended == second.began
+
+
+def test_an_aborted_reply_says_nothing_of_seconds(tiny, schedule):
+    scheduler = schedule(tiny.model(), slots=1)
+    one = request(tiny.prompt(3), 50)
+    scheduler.add(one)
+    scheduler.step()
+    scheduler.abort(lambda _: True)
+    assert ServiceTime.from_meta(reply(one, "0-0", with_logprobs=False)["meta_info"], 1) is None

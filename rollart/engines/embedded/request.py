@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,8 @@ class Request:
     """A request inside the engine. The loop thread alone writes to it; lists only grow, so another thread may read a prefix.
 
     `spans` are [version, start, end) over `output_ids`; `finish` is SGLang's `finish_reason` once it has ended. `slot` is -1
-    while it waits. `cached_tokens` of the prompt were taken from another request's KV.
+    while it waits. `cached_tokens` of the prompt were taken from another request's KV. `arrived`, `entered` (first given a slot), `began`
+    (first token) and `ended` (by itself) are moments of `time.perf_counter`, 0 until then.
     """
 
     rid: str
@@ -34,6 +36,10 @@ class Request:
     slot: int = -1
     cached_tokens: int = 0
     mixed_kv: bool = False
+    arrived: float = field(default_factory=time.perf_counter)
+    entered: float = 0.0
+    began: float = 0.0
+    ended: float = 0.0
 
     @property
     def tokens(self) -> list[int]:
@@ -53,3 +59,7 @@ class Request:
             self.finish = {"type": "stop", "matched": token}
         elif at + 1 >= self.max_new_tokens:
             self.finish = {"type": "length", "length": at + 1}
+        if at == 0:
+            self.began = time.perf_counter()
+        if self.finish is not None:
+            self.ended = time.perf_counter() if at else self.began

@@ -168,6 +168,7 @@ class Scheduler:
             self._table.occupy(request, placement)
             if not request.output_ids:
                 request.cached_tokens = placement.cached
+                request.entered = request.entered or time.perf_counter()
             self.tally.cached += placement.cached
             computing.add(identity)
         self._waiting.extendleft(reversed(deferred))

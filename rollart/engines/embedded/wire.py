@@ -133,6 +133,10 @@ def reply(request: Request, version: str, with_logprobs: bool, upto: int | None 
         "weight_version": spans[-1]["version"] if spans else version,
         "weight_versions": spans,
     }
+    if request.ended and upto is None:  # as SGLang with --enable-metrics
+        meta |= {"e2e_latency": request.ended - request.arrived, "queue_time": request.entered - request.arrived}
+        if n > 1:
+            meta["decode_throughput"] = (n - 1) / max(request.ended - request.began, 1e-9)
     if with_logprobs:
         meta["output_token_logprobs"] = [[p, i, None] for p, i in zip(request.logprobs[:n], request.output_ids[:n], strict=True)]
     return {"output_ids": request.output_ids[:n], "meta_info": meta}
