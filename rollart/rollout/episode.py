@@ -55,13 +55,14 @@ class EpisodeFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of an episode: turns, tokens of a response, tokens of the whole trajectory, seconds of a reset and of a step."""
+    """Bounds of an episode: turns, tokens of a response, tokens of the whole trajectory, seconds of a reset, of a step and of its verifier."""
 
     max_turns: int
     max_new_tokens: int
     max_tokens: int
     reset_s: float = 120.0
     step_s: float = 60.0
+    reward_s: float = 60.0
 
 
 @dataclass(slots=True)
