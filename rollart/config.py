@@ -12,17 +12,21 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from rollart.control.affinity import STAGES, AffinityMap, Stage
+from rollart.control.affinity import STAGES, AffinityMap, Stage, wrong_fallbacks
 from rollart.control.failures import FailurePolicy
+from rollart.control.placement import PlacementRule
 from rollart.control.quotas import ShortRule, TaskQuota
 from rollart.control.redundancy import Redundancy, RedundancyRule
 from rollart.control.staleness import StalenessWindow
 from rollart.environments.protocol import RunIn
+from rollart.rewards.registry import LIGHT, why_unknown
 from rollart.training.keeping import Keeping
 from rollart.training.settings import DEVICE, AdvantageOverride, AdvantagePlan, LearnerSettings, OptimiserSettings
 from rollart.types import SamplingTransform
 from rollart.yaml_text import WrongYaml, read_yaml
 from storage.objects.credentials import credential_fields, without_user
+
+ScoreIn = Literal["episode", "future"]
 
 
 class ConfigError(ValueError):
@@ -56,6 +60,9 @@ class RunSettings(Section):
     step_timeout: float = Field(
         900.0, gt=0, description="seconds without any trajectory, step or version after which the run fails and says what it awaits"
     )
+    lease: float = Field(
+        15.0, ge=1, description="seconds for which a process that runs the run may be silent before another one may take the run over"
+    )
 
     @field_validator("root")
     @classmethod
@@ -79,6 +86,12 @@ class HardwareClass(Section):
     slots: int = Field(1, ge=1, description="units of the resource a worker process has: how many tasks run there at once")
     workers: int = Field(1, ge=1, description="worker processes that the local cluster starts; of the class that trains: ranks")
     price_per_hour: float = Field(0.0, ge=0, description="price of one worker, in the currency of your choice per hour")
+    fallback: str | None = Field(
+        None,
+        description="the class that stands in for this one: for generation while every engine here is full or there is none, for environments and "
+        "rewards while no worker is here",
+    )
+    queue: int = Field(32, ge=0, description="requests that may wait at an engine of this class, over engine.slots, before it is full for `fallback`")
 
 
 class TinyPolicy(Section):
@@ -164,6 +177,11 @@ class TaskSettings(Section):
     settings: dict[str, Any] = Field(default_factory=dict, description="the environment's own settings")
     system: str = Field("", description="the system message that its episodes begin with; needs policy.chat")
     reward: str = Field("environment", description="a registered verifier's name, or `module:function`")
+    score_in: ScoreIn | None = Field(
+        None,
+        description="where the verifier runs: in the trajectory's own task, on its environment's worker (episode), or as a future of its own, on "
+        "the reward stage's class (future); default: episode for the verifiers that are quick by nature (environment, reasoning), else future",
+    )
     weight: float = Field(1.0, gt=0, le=1e6, description="share of the groups of a batch, relative to the other tasks")
     group_size: int = Field(8, ge=2, description="trajectories a group (G)")
     min_members: int | None = Field(None, ge=2, description="survivors below which a group is dropped whole; default: group_size")
@@ -172,6 +190,9 @@ class TaskSettings(Section):
     max_tokens: int = Field(256, ge=8, description="tokens a trajectory may have, prompts included")
     reset_timeout: float = Field(120.0, gt=0, description="seconds after which a reset fails the attempt (none for a plain function in the loop)")
     step_timeout: float = Field(60.0, gt=0, description="the same for a step")
+    reward_timeout: float = Field(
+        60.0, gt=0, description="seconds after which its verifier fails the attempt (none for those that are quick by nature, in an episode's task)"
+    )
     run_in: RunIn = Field("thread", description="where the environment's calls run: in a thread, or in the worker's loop if none takes over 1 ms")
     sampling: Sampling = Field(default_factory=lambda: Sampling())
     advantage: AdvantageOverride = Field(default_factory=lambda: AdvantageOverride())
@@ -187,6 +208,11 @@ class TaskSettings(Section):
         if self.max_new_tokens >= self.max_tokens:
             raise ValueError(f"max_new_tokens {self.max_new_tokens} leaves no room in max_tokens {self.max_tokens}: raise max_tokens")
         return self
+
+    @property
+    def scored_apart(self) -> bool:
+        """Whether its scores are futures of their own."""
+        return self.score_in == "future" or (self.score_in is None and self.reward not in LIGHT)
 
 
 class WarmUpSettings(Section):
@@ -261,6 +287,10 @@ class RolloutSettings(Section):
     rest: float = Field(0.5, ge=0, description="seconds before a member is tried again after its first failure, twice as long after each further one")
     most_rest: float = Field(60.0, ge=0, description="seconds that it rests at most")
     lease: float = Field(300.0, gt=0, description="seconds after which a silent attempt counts as failed")
+    silence: float = Field(60.0, gt=0, description="seconds in which nothing ends after which it is told where everything in flight is")
+    worker_wait: float = Field(
+        180.0, gt=0, description="seconds that work may wait for a worker with its resource while the cluster has none, after which the run fails"
+    )
     redundancy: RedundancySettings = Field(default_factory=lambda: RedundancySettings())
     flush: float = Field(0.25, gt=0, description="seconds that a finished trajectory waits at most before it is written")
     flush_rows: int = Field(64, ge=1, description="finished trajectories that are written at once at the latest")
@@ -273,6 +303,25 @@ class EvaluateSettings(Section):
     every: int = Field(50, ge=0, description="steps between evaluations; 0: only before and after")
     every_episodes: int = Field(64, ge=1, description="episodes a task of those in between")
     temperature: float = Field(1.0, ge=0, le=10, description="sampling temperature; 0 is greedy")
+
+
+class PlacementSettings(Section):
+    """Which class generates for which task, where that is found out by measuring and not declared for good."""
+
+    rule: Literal["declared", "measured"] = Field(
+        "declared",
+        description="declared: as `stages` and tasks[].classes say; measured: they say where tasks begin, and tasks move to where the mix is "
+        "finished soonest for its price (rollart/control/placement.py)",
+    )
+    classes: list[str] = Field(
+        default_factory=list, description="hardware classes with engines beside those that `stages` and tasks[].classes name for generate"
+    )
+    gain: float = Field(0.1, ge=0, description="how much better than the map in force another must be, of 1, before tasks move")
+    patience: int = Field(3, ge=1, description="decisions (one a step) in a row in which it must be so")
+    explore: int = Field(16, ge=1, description="requests of a task that a class serves before it is judged for it")
+    price_weight: float = Field(
+        0.5, ge=0, le=1, description="what hardware.NAME.price_per_hour counts: 0 nothing, 1 as much as time; without prices it doesn't matter"
+    )
 
 
 class EngineSettings(Section):
@@ -302,8 +351,8 @@ class Config(Section):
     run: RunSettings = Field(default_factory=lambda: RunSettings())
     hardware: dict[str, HardwareClass] = Field(min_length=1, description="hardware classes by name")
     stages: dict[Stage, str] = Field(
-        description="hardware class by stage: train, generate, environment, reward, and logprobs (reference and proximal log-probabilities; "
-        "default: that of train, whose workers then compute them in place)"
+        description="hardware class by stage: train, generate, environment, reward (needed where a task's scores are futures of their own, see "
+        "tasks[].score_in), and logprobs (reference and proximal log-probabilities; default: that of train, whose workers then compute them)"
     )
     policy: PolicySettings
     tasks: list[TaskSettings] = Field(min_length=1, description="the mix")
@@ -315,12 +364,24 @@ class Config(Section):
     rollout: RolloutSettings = Field(default_factory=lambda: RolloutSettings())
     evaluate: EvaluateSettings = Field(default_factory=lambda: EvaluateSettings())
     engine: EngineSettings = Field(default_factory=lambda: EngineSettings())
+    placement: PlacementSettings = Field(default_factory=lambda: PlacementSettings())
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
         names = [t.name for t in self.tasks]
+        apart = [t.name for t in self.tasks if t.scored_apart and why_unknown(t.reward) is None]
         problems = [f"tasks: {n!r} stands twice; give every task its own name" for n in sorted({n for n in names if names.count(n) > 1})]
-        problems += [f"stages.{s}: missing; map it to one of {sorted(self.hardware)}" for s in STAGES if s not in self.stages and s != "logprobs"]
+        problems += [
+            f"stages.{s}: missing; map it to one of {sorted(self.hardware)}"
+            for s in STAGES
+            if s not in self.stages and s not in ("logprobs", "reward")
+        ]
+        problems += [f"tasks.{t.name}.reward: {unknown}" for t in self.tasks if (unknown := why_unknown(t.reward)) is not None]
+        if apart and "reward" not in self.stages:
+            problems.append(
+                f"stages.reward: missing, and the scores of {', '.join(apart)} are futures of their own; map it to one of "
+                f"{sorted(self.hardware)}, or set tasks[].score_in to episode where the verifier is quick"
+            )
         mapped = {f"stages.{s}": c for s, c in self.stages.items()}
         mapped |= {f"tasks.{t.name}.classes.{s}": c for t in self.tasks for s, c in t.classes.items()}
         problems += [
@@ -336,6 +397,7 @@ class Config(Section):
         ]
         if self.logprobs != LogprobSettings() and self.stages.get("logprobs") in (None, self.stages.get("train")):
             problems.append("logprobs: is of workers that stages.logprobs names; name another class there than in stages.train, or leave it out")
+        problems += self._misplaced()
         resources = [h.resource for h in self.hardware.values()]
         problems += [
             f"hardware: resource {r!r} stands twice; one class, one resource" for r in sorted({r for r in resources if resources.count(r) > 1})
@@ -350,16 +412,21 @@ class Config(Section):
             problems.append(f"engine.max_length: {self.engine.max_length} is over policy.tiny.max_length {self.policy.tiny.max_length}; lower it")
         problems += [f"tasks.{t.name}.system: needs policy.chat, which makes it a message" for t in self.tasks if t.system and not self.policy.chat]
         problems += [
-            f"rollout.lease: {self.rollout.lease:g} s end before tasks.{t.name}.reset_timeout and step_timeout "
-            f"({t.reset_timeout:g} s and {t.step_timeout:g} s) can; raise it or lower them"
+            f"rollout.lease: {self.rollout.lease:g} s end before tasks.{t.name}.reset_timeout, step_timeout and reward_timeout "
+            f"({t.reset_timeout:g} s, {t.step_timeout:g} s and {t.reward_timeout:g} s) can; raise it or lower them"
             for t in self.tasks
-            if self.rollout.lease <= t.reset_timeout + t.step_timeout
+            if self.rollout.lease <= t.reset_timeout + t.step_timeout + t.reward_timeout
         ]
         if self.run.step_timeout <= self.rollout.lease + self.rollout.most_rest:
             problems.append(
                 f"run.step_timeout: {self.run.step_timeout:g} s end the run before a silent attempt is tried again, rollout.lease "
                 f"{self.rollout.lease:g} s and rollout.most_rest {self.rollout.most_rest:g} s later; raise it or lower them"
             )
+        problems += [
+            f"rollout.{name}: {seconds:g} s are not under run.step_timeout, {self.run.step_timeout:g} s, which would end the run before; lower it"
+            for name, seconds in (("silence", self.rollout.silence), ("worker_wait", self.rollout.worker_wait))
+            if seconds >= self.run.step_timeout
+        ]
         if len(self.tasks) > self.train.groups:
             problems.append(f"train.groups: {self.train.groups} leaves a task out of {len(self.tasks)} without a group; raise it")
         if self.run.deterministic:
@@ -371,10 +438,40 @@ class Config(Section):
             raise ValueError("\n".join(problems))
         return self
 
+    def _misplaced(self) -> list[str]:
+        """What is wrong with the classes that stand in for others, or that tasks may move to."""
+        problems = [
+            f"placement.classes: no hardware class {c!r}; declare hardware.{c} or use one of {sorted(self.hardware)}"
+            for c in self.placement.classes
+            if c not in self.hardware
+        ]
+        mapped: list[tuple[Stage, str]] = [*self.stages.items(), *(pair for t in self.tasks for pair in t.classes.items())]
+        mapped += [("generate", c) for c in self.placement.classes]
+        serves = {name: sorted({s for s, c in mapped if c == name}) for name in self.hardware}
+        fallbacks = {name: h.fallback for name, h in self.hardware.items() if h.fallback is not None}
+        problems += [f"hardware.{n}.fallback: {wrong}" for n, wrong in wrong_fallbacks(fallbacks, self.hardware, serves).items()]
+        if self.placement.rule == "measured" and sum("generate" in stages for stages in serves.values()) < 2:
+            problems.append("placement.rule: measured needs two classes with engines to choose from; name another one in placement.classes")
+        if self.placement.rule == "declared" and self.placement.classes:
+            problems.append("placement.classes: only placement.rule measured uses them; set it, or leave them out")
+        return problems
+
+    @property
+    def placement_rule(self) -> PlacementRule:
+        p = self.placement
+        return PlacementRule(p.gain, p.patience, p.explore, p.price_weight)
+
     @property
     def affinity(self) -> AffinityMap:
         stages = self.stages if self.logprobs_elsewhere else {**self.stages, "logprobs": self.stages["train"]}
-        return AffinityMap(stages, {(t.name, s): c for t in self.tasks for s, c in t.classes.items()})
+        if not any(t.scored_apart for t in self.tasks):
+            stages = {**stages, "reward": stages["environment"]}
+        tasks = {(t.name, s): c for t in self.tasks for s, c in t.classes.items()}
+        for t in self.tasks:
+            if not t.scored_apart:
+                tasks[t.name, "reward"] = t.classes.get("environment", stages["environment"])
+        fallbacks = {name: h.fallback for name, h in self.hardware.items() if h.fallback is not None}
+        return AffinityMap(stages, tasks, fallbacks, frozenset(self.placement.classes))
 
     @property
     def logprobs_elsewhere(self) -> bool:
@@ -385,9 +482,12 @@ class Config(Section):
     @property
     def idle(self) -> dict[Stage, str]:
         """Why a stage that has a class of its own has nothing to do in this run; no worker is started or asked for on its account."""
-        if self.logprobs_elsewhere or self.stages.get("logprobs", self.stages["train"]) == self.stages["train"]:
-            return {}
-        return {"logprobs": "no training step needs it with training.loss.kl 0 and training.batch.minibatches 1"}
+        found: dict[Stage, str] = {}
+        if not self.logprobs_elsewhere and self.stages.get("logprobs", self.stages["train"]) != self.stages["train"]:
+            found["logprobs"] = "no training step needs it with training.loss.kl 0 and training.batch.minibatches 1"
+        if "reward" in self.stages and not any(t.scored_apart for t in self.tasks):
+            found["reward"] = "every task's verifier runs in its trajectories' own tasks (tasks[].score_in)"
+        return found
 
     @property
     def window(self) -> StalenessWindow:
@@ -441,8 +541,8 @@ class Config(Section):
 
 
 RESUMABLE = {
-    "run.dashboard_port", "run.scheduler", "run.step_timeout", "train.steps", "train.checkpoint_every",
-    "train.max_skipped", "training.ranks", "evaluate", "rollout", "hardware", "weights",
+    "run.dashboard_port", "run.lease", "run.scheduler", "run.step_timeout", "train.steps", "train.checkpoint_every",
+    "train.max_skipped", "training.ranks", "evaluate", "rollout", "hardware", "weights", "placement",
 }  # fmt: skip
 """Fields (and sections) that may differ when a run is resumed; any other would make the curve one of two different experiments."""
 

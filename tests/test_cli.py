@@ -54,7 +54,7 @@ def test_json_prints_one_object_on_the_last_line(tmp_path: Path) -> None:
     ("override", "says"),
     [
         ("tasks.chain_sum.environment=no_such_game", "tasks.chain_sum: unknown environment 'no_such_game'; known are"),
-        ("tasks.chain_sum.reward=fairness", "tasks.chain_sum: unknown verifier 'fairness'; known are"),
+        ("tasks.chain_sum.reward=fairness", "tasks.chain_sum.reward: unknown verifier 'fairness'; known are"),
         ("tasks.frozen_lake.settings.size=1", "tasks.frozen_lake: "),
         ("run.root=ftp://nowhere.invalid/x", "ftp://nowhere.invalid/x"),
         ("run.root=/proc/no/such", "can't write to /proc/no/such"),

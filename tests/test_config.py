@@ -34,10 +34,11 @@ def test_a_shipped_configuration_loads_and_names_what_exists(path: Path) -> None
         ("train.steps=0", "train.steps: input should be greater than or equal to 1, got 0"),
         ("train.steps=many", "train.steps: input should be a valid integer"),
         ("stages.train=gpu", "stages.train: no hardware class 'gpu'; declare hardware.gpu or use one of"),
-        ("hardware.judge.resource=TRAIN", "hardware: resource 'TRAIN' stands twice"),
+        ("hardware.player.resource=TRAIN", "hardware: resource 'TRAIN' stands twice"),
+        ("tasks.chain_sum.score_in=future", "stages.reward: missing, and the scores of chain_sum are futures of their own; map it to one of"),
         ("stages.logprobs=gpu", "stages.logprobs: no hardware class 'gpu'; declare hardware.gpu or use one of"),
         ("logprobs.device=cuda:1", "logprobs: is of workers that stages.logprobs names; name another class there than in stages.train"),
-        ("tasks.0.classes={logprobs: judge}", "tasks.frozen_lake.classes.logprobs: it serves all tasks at once; set stages.logprobs"),
+        ("tasks.0.classes={logprobs: player}", "tasks.frozen_lake.classes.logprobs: it serves all tasks at once; set stages.logprobs"),
         ("tasks.chain_sum.max_tokens=4096", "tasks.chain_sum.max_tokens: 4096 is over engine.max_length"),
         ("tasks.chain_sum.max_new_tokens=64", "max_new_tokens 64 leaves no room in max_tokens 64"),
         ("tasks.0.name=guess_number", "tasks: 'guess_number' stands twice"),
@@ -55,7 +56,7 @@ def test_a_shipped_configuration_loads_and_names_what_exists(path: Path) -> None
         ("run.root=''", "run.root: string should have at least 1 character"),
         ("policy.tiny.heads=5", "policy.tiny: hidden_size 96 is no multiple of 10, twice the heads"),
         ("rollout.lease=.inf", "rollout.lease: input should be a finite number"),
-        ("rollout.lease=100", "rollout.lease: 100 s end before tasks.frozen_lake.reset_timeout and step_timeout (120 s and 60 s) can"),
+        ("rollout.lease=100", "rollout.lease: 100 s end before tasks.frozen_lake.reset_timeout, step_timeout and reward_timeout (120 s, 60 s and 60 s) can"),
         ("run.step_timeout=300", "run.step_timeout: 300 s end the run before a silent attempt is tried again, rollout.lease 300 s"),
         ("training.optimiser.lr=.inf", "training.optimiser.lr: input should be a finite number"),
         ("training.optimiser.betas=[0.9, 1]", "training.optimiser.betas: each must be at least 0 and under 1, got (0.9, 1.0)"),
@@ -203,3 +204,19 @@ def test_whether_a_group_needs_spread_follows_from_its_tasks_estimator() -> None
     quotas = {q.task: q for q in config.quotas}
     assert [quotas[t].spread for t in ("frozen_lake", "guess_number", "chain_sum")] == [True, True, False]
     assert (quotas["chain_sum"].long_share, quotas["frozen_lake"].replace_flat, quotas["guess_number"].replace_flat) == (0.5, True, False)
+
+
+def test_a_verifier_that_is_quick_by_nature_runs_in_the_trajectorys_task_and_no_worker_is_asked_for_on_its_account() -> None:
+    judge = ("hardware.judge={resource: REWARD}", "stages.reward=judge")
+    here, some, own = (
+        quickstart(*judge),
+        quickstart(*judge, "tasks.chain_sum.score_in=future"),
+        quickstart(*judge, "tasks.chain_sum.reward=my.rewards:mine"),
+    )
+    assert [t.scored_apart for t in here.tasks] == [False, False, False]
+    assert "judge" not in here.affinity.used()
+    assert "tasks[].score_in" in here.idle["reward"]
+    for config in (some, own):
+        assert [t.scored_apart for t in config.tasks] == [False, False, True]
+        assert config.affinity.hardware_class("reward", "chain_sum") == "judge"
+        assert config.idle == {}

@@ -14,15 +14,25 @@ NAMES: dict[str, str] = {
 }
 """Short name to `module:function`. A verifier of the user's own needs no entry here: its import path is a name too."""
 
+LIGHT = frozenset({"environment", "reasoning"})
+"""Verifiers known to take well under a millisecond and to evaluate nothing of what a model wrote: a worker's event loop may call them."""
+
 
 class UnknownVerifier(ValueError):
     """No verifier has that name."""
 
 
+def why_unknown(name: str) -> str | None:
+    """Why `name` can't be a verifier's, in words; None if it may be. Imports nothing."""
+    if name in NAMES or ":" in name:
+        return None
+    return f"unknown verifier {name!r}; known are {', '.join(sorted(NAMES))}, and any import path module:function"
+
+
 def resolve(name: str) -> Verifier:
     """The verifier that `name` (a short name, or an import path `module:function`) stands for; UnknownVerifier if there is none."""
-    if name not in NAMES and ":" not in name:
-        raise UnknownVerifier(f"unknown verifier {name!r}; known are {', '.join(sorted(NAMES))}, and any import path module:function")
+    if (unknown := why_unknown(name)) is not None:
+        raise UnknownVerifier(unknown)
     path = NAMES.get(name, name)
     try:
         found = pkgutil.resolve_name(path)

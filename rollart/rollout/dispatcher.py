@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
 
 from distributed import Client, Future
 
 from rollart.control.failures import Cause
+from rollart.control.silence import tell
 from rollart.engines.errors import EngineError
 from rollart.rewards.protocol import VerifierFailed
 from rollart.rewards.worker import score_task
 from rollart.rollout.episode import EpisodeFailed
+from rollart.rollout.whereabouts import look
+from rollart.rollout.window import SubmissionWindow
 from rollart.rollout.worker import trajectory_task
 from rollart.types import Attempt, Episode, Member
+
+TOGETHER_S = 0.005
+"""How long an end waits for others, to be fetched with them."""
 
 
 class Stalled(RuntimeError):
@@ -33,17 +43,20 @@ class Ended:
 
 
 class Dispatcher:
-    """Each trajectory is one future on its environment's class, its score a second one on the reward class.
+    """Each trajectory is one future on its environment's class; its score comes with it, or is a second future on the reward class.
 
-    `resources`: task -> (environment class's resource, reward class's resource). Keys carry run, lineage and attempt, since equal
-    keys on a shared scheduler return another's result.
+    `resources`: task -> (environment class's resource, reward class's, or None where scores come with the trajectories). Keys carry run,
+    lineage and attempt, since equal keys on a shared scheduler return another's result. `window` holds back what the cluster has no room for.
     """
 
-    def __init__(self, client: Client, resources: Mapping[str, tuple[str, str]], namespace: str) -> None:
-        self._client, self._resources, self._namespace = client, resources, namespace
-        self._futures: dict[Attempt, tuple[Future, Future]] = {}
+    def __init__(self, client: Client, resources: Mapping[str, tuple[str, str | None]], namespace: str, window: SubmissionWindow) -> None:
+        self._client, self._resources, self.namespace, self._window = client, resources, namespace, window
+        self.last_end = time.monotonic()
+        self._futures: dict[Attempt, tuple[Future, ...]] = {}
+        self._playing: set[Attempt] = set()
+        self._over: list[Attempt] = []
         self._waiters: set[asyncio.Task[None]] = set()
-        self._ended: asyncio.Queue[Attempt] = asyncio.Queue()
+        self._ended: asyncio.Queue[list[Ended] | Exception] = asyncio.Queue()
         self._topics: list[str] = []
 
     @property
@@ -54,6 +67,21 @@ class Dispatcher:
     def attempts(self) -> list[Attempt]:
         """The attempts in flight."""
         return list(self._futures)
+
+    def keys(self) -> dict[Attempt, list[str]]:
+        """The attempts in flight with the keys of each one's Dask tasks, first to last; none while it waits for room."""
+        return {attempt: [future.key for future in futures] for attempt, futures in self._futures.items()}
+
+    def held(self) -> dict[str, int]:
+        """How many attempts wait for room, by the resource that they want."""
+        return dict(Counter(self._resources[a.episode.task][0] for a, futures in self._futures.items() if not futures))
+
+    async def whereabouts(self) -> str:
+        """Where the attempts in flight are, and what is done with them, in words."""
+        try:
+            return "; ".join(tell(await look(self._client, self.keys()))) or "nothing is in flight"
+        except TimeoutError:
+            return "the Dask scheduler does not answer"
 
     def follow(self, topic: str, begun: Callable[[list[Attempt]], None]) -> None:
         """Calls `begun` with attempts in flight that the workers say, on `topic`, have begun to sample."""
@@ -66,40 +94,64 @@ class Dispatcher:
         self._topics.append(topic)
 
     def dispatch(self, attempts: Sequence[Attempt]) -> None:
-        """Starts these attempts of one task; they go out as one graph, so that a group costs the scheduler little more than one task."""
-        task = attempts[0].episode.task
+        """Starts these attempts of one task, as the window lets them; those that go out together are one graph, so that a group costs the
+        scheduler little more than one task."""
+        if not self._futures:
+            self.last_end = time.monotonic()  # what nobody waited for was no silence
+        self._futures |= dict.fromkeys(attempts, ())
+        self._window.submit(self._resources[attempts[0].episode.task][0], attempts, self._submit)
+
+    def _submit(self, attempts: list[Attempt]) -> None:
+        for task, of_task in groupby(attempts, lambda a: a.episode.task):
+            self._map(task, list(of_task))
+
+    def _map(self, task: str, attempts: list[Attempt]) -> None:
         environment, reward = self._resources[task]
         label = re.sub("[^a-zA-Z]", "", task)
         # The attempt first: the dashboard's name of a task goes on over words of letters, and a run's name may begin with one.
-        names = [f"{a}-{self._namespace}" for a in attempts]
+        names = [f"{a}-{self.namespace}" for a in attempts]
         keys = [f"trajectory-{label}-{n}" for n in names]
         trajectories = self._client.map(trajectory_task, attempts, keys, key=keys, resources={environment: 1}, pure=False, retries=0)
-        scores = self._client.map(score_task, trajectories, key=[f"reward-{label}-{n}" for n in names], resources={reward: 1}, pure=False, retries=0)
-        for attempt, trajectory, score in zip(attempts, trajectories, scores, strict=True):
-            self._futures[attempt] = (trajectory, score)
-            waiter = asyncio.create_task(self._wait(attempt, score))
-            self._waiters.add(waiter)
-            waiter.add_done_callback(self._waiters.discard)
+        futures: list[tuple[Future, ...]] = [(trajectory,) for trajectory in trajectories]
+        if reward is not None:
+            rewards = [f"reward-{label}-{n}" for n in names]
+            scores = self._client.map(score_task, trajectories, key=rewards, resources={reward: 1}, pure=False, retries=0)
+            futures = list(zip(trajectories, scores, strict=True))
+        for attempt, of_attempt in zip(attempts, futures, strict=True):
+            self._futures[attempt] = of_attempt
+            self._playing.add(attempt)
+            self._beside(self._wait(attempt, of_attempt))
 
     async def ended(self, stall_s: float | None = None) -> AsyncIterator[list[Ended]]:
         """Attempts as they end, all that have ended at a time; goes on for ever. Stalled after `stall_s` seconds without any."""
         while True:
             try:
-                attempts = [await asyncio.wait_for(self._ended.get(), stall_s)]
+                found = [await asyncio.wait_for(self._ended.get(), stall_s)]
             except TimeoutError:
                 raise Stalled(
                     f"no trajectory has ended for {stall_s:.0f} s (run.step_timeout); {self.in_flight} in flight, such as "
-                    f"{next(iter(self._futures), 'none')}; look at the Dask dashboard's task stream and the workers' logs"
+                    f"{next(iter(self._futures), 'none')}; look at the workers' logs: {await self.whereabouts()}"
                 ) from None
             while not self._ended.empty():
-                attempts.append(self._ended.get_nowait())
-            yield await self._collect([a for a in attempts if a in self._futures])
+                found.append(self._ended.get_nowait())
+            for part in found:
+                if isinstance(part, Exception):
+                    raise part
+            yield [end for part in found if not isinstance(part, Exception) for end in part]
 
     async def cancel(self, attempts: Sequence[Attempt]) -> None:
         """Forgets these attempts: their futures are cancelled and their end is not reported."""
+        self._window.withdraw(set(attempts), self._submit)
         futures = [f for a in attempts for f in self._futures.pop(a, ())]
         if futures:
             await self._client.cancel(futures, reason="given up")
+
+    async def fail(self, attempts: Sequence[Attempt], error: BaseException) -> None:
+        """Takes these attempts back, and reports those of them that were in flight as ended in `error`."""
+        ended = [Ended(a, None, error, _cause(error)) for a in attempts if a in self._futures]
+        await self.cancel([end.attempt for end in ended])
+        if ended:
+            self._ended.put_nowait(ended)
 
     async def close(self) -> None:
         """Cancels everything in flight."""
@@ -110,22 +162,53 @@ class Dispatcher:
                 self._client.unsubscribe_topic(topic)
         self._topics.clear()
         await self.cancel(list(self._futures))
+        for attempt in list(self._playing):
+            self._leave(attempt)
 
-    async def _wait(self, attempt: Attempt, score: Future) -> None:
-        await score._state.wait()  # the future's end, without fetching its result one by one
-        self._ended.put_nowait(attempt)
+    # ---- inside
 
-    async def _collect(self, attempts: list[Attempt]) -> list[Ended]:
-        finished = [a for a in attempts if self._futures[a][1].status == "finished"]
-        members = await self._client.gather([self._futures[a][1] for a in finished], errors="skip") if finished else []
+    def _beside(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._waiters.add(task)
+        task.add_done_callback(self._waiters.discard)
+
+    def _leave(self, attempt: Attempt) -> None:
+        """Its trajectory's future is over, whatever became of it: another may go out."""
+        if attempt in self._playing:
+            self._playing.remove(attempt)
+            self._window.ended(self._resources[attempt.episode.task][0])
+
+    async def _wait(self, attempt: Attempt, futures: tuple[Future, ...]) -> None:
+        await futures[0]._state.wait()  # the future's end, without fetching its result one by one
+        self._leave(attempt)
+        await futures[-1]._state.wait()
+        if not self._over:
+            asyncio.get_running_loop().call_later(TOGETHER_S, self._fetch)
+        self._over.append(attempt)
+
+    def _fetch(self) -> None:
+        """Fetches what has ended in work of its own: a result that was lost with its worker, and is computed anew, holds up no later one."""
+        attempts, self._over = [a for a in self._over if a in self._futures], []
+        if attempts:
+            self._beside(self._collect(attempts))
+
+    async def _collect(self, attempts: list[Attempt]) -> None:
+        try:
+            self._ended.put_nowait(await self._results(attempts))
+            self.last_end = time.monotonic()
+        except Exception as error:  # noqa: BLE001 - raised by `ended`
+            self._ended.put_nowait(error)
+
+    async def _results(self, attempts: list[Attempt]) -> list[Ended]:
+        finished = [self._futures[a][-1] for a in attempts if self._futures[a][-1].status == "finished"]
+        members = await self._client.gather(finished, errors="skip") if finished else []
         found = {m.receipt.attempt: m for m in members}
         ended = []
         for attempt in attempts:
-            pair = self._futures.pop(attempt, None)
-            if pair is None:
+            futures = self._futures.pop(attempt, None)
+            if futures is None:
                 continue  # cancelled while the results came
-            _, score = pair
-            error = None if attempt in found else await _error(score)
+            error = None if attempt in found else await _error(futures[-1])
             ended.append(Ended(attempt, found.get(attempt), error, _cause(error)))
         return ended
 

@@ -18,13 +18,15 @@ from rollart.control.staleness import StalenessWindow
 from rollart.engines.router import EngineEntry, EngineTable
 from rollart.environments import registry
 from rollart.environments.protocol import StepResult
+from rollart.rewards.protocol import Verdict
 from rollart.rewards.worker import RewardPlugin
 from rollart.rollout.dispatcher import Dispatcher, Ended, Stalled
 from rollart.rollout.episode import EpisodeFailed, Limits
 from rollart.rollout.evaluation import evaluate_version
 from rollart.rollout.reader import StoredTrajectories
+from rollart.rollout.window import SubmissionWindow
 from rollart.rollout.worker import EnvironmentPlugin, RolloutPlan, TaskPlan
-from rollart.types import Attempt, Episode, SamplingTransform
+from rollart.types import Attempt, Episode, SamplingTransform, Trajectory
 from storage.version import Version
 
 PATIENCE_S = 20.0
@@ -66,6 +68,10 @@ class Endless(Scripted):
         self.closed.release()
 
 
+def out_of_order(trajectory: Trajectory) -> Verdict:
+    raise OSError("the judge is out of order")
+
+
 @dataclass
 class Cluster:
     """A scheduler and one worker with both resources, in this process, and a dispatcher on them."""
@@ -74,6 +80,7 @@ class Cluster:
     client: Client
     dispatcher: Dispatcher
     plugin: EnvironmentPlugin
+    window: SubmissionWindow
 
     async def ends(self, count: int) -> list[Ended]:
         """The next `count` ends."""
@@ -88,17 +95,17 @@ class Cluster:
 
 @pytest.fixture
 async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
-    kinds = {"frozen_lake": Scripted, "broken": Broken, "endless": Endless}
+    kinds = {"frozen_lake": Scripted, "broken": Broken, "endless": Endless, "here": Scripted, "unjudged": Scripted}
+    verifiers = {"here": "environment", "unjudged": f"{__name__}:out_of_order"}
     for name, kind in kinds.items():
         monkeypatch.setitem(registry.NAMES, name, f"{__name__}:{kind.__name__}")
     monkeypatch.setattr(Endless, "resets", asyncio.Queue(), raising=False)
     monkeypatch.setattr(Endless, "closed", asyncio.Semaphore(0), raising=False)
+    tasks = {n: TaskPlan(n, {}, Limits(1, 4, 64), SamplingTransform(), "loop", "GENERATE", verifier=verifiers.get(n)) for n in kinds}
     plan = RolloutPlan(
-        str(tmp_path), {}, str(_policy(tmp_path / "policy")), 0, 0, StalenessWindow(1),
-        {n: TaskPlan(n, {}, Limits(1, 4, 64), SamplingTransform(), "loop", "GENERATE") for n in kinds}, SamplingTransform(), flush_s=0.01,
-        begun_topic="begun",
+        str(tmp_path), {}, str(_policy(tmp_path / "policy")), 0, 0, StalenessWindow(1), tasks, SamplingTransform(), flush_s=0.01, begun_topic="begun"
     )  # fmt: skip
-    resources = dict.fromkeys(kinds, ("PLAY", "JUDGE"))
+    resources = {kind: ("PLAY", None if kind in verifiers else "JUDGE") for kind in kinds}
     async with (
         Scheduler(protocol="inproc", dashboard=False) as scheduler,
         Worker(scheduler.address, nthreads=8, resources={"PLAY": 6, "JUDGE": 2}, dashboard=False) as worker,
@@ -106,8 +113,9 @@ async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     ):
         await worker.plugin_add(plugin := EnvironmentPlugin(plan), name=EnvironmentPlugin.name)
         await worker.plugin_add(RewardPlugin(str(tmp_path), {}, dict.fromkeys(kinds, "environment")), name=RewardPlugin.name)
-        dispatcher = Dispatcher(client, resources, "train-20261130-101500-0-ab12cd")  # as a run has it that was given no name
-        yield Cluster(scheduler, client, dispatcher, plugin)
+        window = SubmissionWindow({"PLAY": 6})
+        dispatcher = Dispatcher(client, resources, "train-20261130-101500-0-ab12cd", window)  # as a run has it that was given no name
+        yield Cluster(scheduler, client, dispatcher, plugin, window)
         await dispatcher.close()
 
 
@@ -130,8 +138,9 @@ def tried(ends: Sequence[Ended]) -> list[Attempt]:
     return sorted(e.attempt for e in ends)
 
 
-async def test_each_attempt_ends_once_scored_with_its_own_durable_trajectory(cluster: Cluster, tmp_path: Path) -> None:
-    attempts = plays("frozen_lake", 20)
+@pytest.mark.parametrize("task", ["frozen_lake", "here"], ids=["score apart", "score in the trajectory's task"])
+async def test_each_attempt_ends_once_scored_with_its_own_durable_trajectory(cluster: Cluster, tmp_path: Path, task: str) -> None:
+    attempts = plays(task, 20)
     cluster.dispatcher.dispatch(attempts)
     assert cluster.dispatcher.in_flight == 20
     ends = await cluster.ends(20)
@@ -141,6 +150,33 @@ async def test_each_attempt_ends_once_scored_with_its_own_durable_trajectory(clu
         assert end.member is not None and end.error is None
         assert end.member.receipt.attempt == end.attempt and end.member.score.value == 1.0
         assert read.read(end.member.receipt).info["actions"] == ["x"]
+
+
+async def test_a_score_that_comes_with_its_trajectory_costs_no_task_of_its_own(cluster: Cluster) -> None:
+    cluster.dispatcher.dispatch(plays("here", 3))
+    (futures, *_) = cluster.dispatcher._futures.values()
+    assert [f.key.partition("-")[0] for f in futures] == ["trajectory"]
+    assert len(await cluster.ends(3)) == 3
+
+
+async def test_a_verifier_that_fails_in_the_trajectorys_task_is_a_failure_of_the_reward_and_no_score(cluster: Cluster) -> None:
+    cluster.dispatcher.dispatch(plays("unjudged", 1))
+    (end,) = await cluster.ends(1)
+    assert (end.member, end.cause) == (None, "reward")
+    assert "OSError: the judge is out of order" in str(end.error)
+
+
+async def test_what_waits_for_room_is_taken_back_and_its_room_given_to_others(cluster: Cluster) -> None:
+    stuck, waiting, good = plays("endless", 8), plays("frozen_lake", 5), plays("here", 4)  # six slots: eight go out
+    for of_task in (stuck, waiting, good):
+        cluster.dispatcher.dispatch(of_task)
+    for _ in range(6):
+        await asyncio.wait_for(Endless.resets.get(), PATIENCE_S)
+    assert cluster.window.waiting() == {"PLAY": 9}
+    await cluster.dispatcher.cancel([*stuck, *waiting])
+    assert tried(await cluster.ends(4)) == good
+    assert cluster.window.waiting() == {}
+    assert not [k for k in cluster.scheduler.tasks if "frozenlake" in str(k)], "they never reached the scheduler"
 
 
 async def test_the_workers_tell_which_attempts_have_begun_to_sample(cluster: Cluster) -> None:
@@ -197,7 +233,7 @@ async def test_an_evaluation_in_which_nothing_ends_says_what_it_waits_for(cluste
         def dispatch(self, attempts: Sequence[Attempt]) -> None:
             super().dispatch([Attempt(Episode(a.episode.task, a.episode.index, "warm_up"), a.member) for a in attempts])  # no engine is needed
 
-    silent = Silent(cluster.client, {"endless": ("PLAY", "JUDGE")}, "silent")
+    silent = Silent(cluster.client, {"endless": ("PLAY", "JUDGE")}, "silent", SubmissionWindow({"PLAY": 6}))
     with pytest.raises(Stalled, match=r"\(run.step_timeout\); 2 in flight, such as warm_up/endless/0/0/0; look at"):
         await asyncio.wait_for(evaluate_version(silent, Version(0, 0), ["endless"], 2, 3, stall_s=0.2), PATIENCE_S)
     await silent.close()
@@ -208,7 +244,8 @@ async def test_another_try_and_another_dispatcher_share_no_result(cluster: Clust
     cluster.dispatcher.dispatch([attempt])
     cluster.dispatcher.dispatch([attempt.retried()])
     first = await cluster.ends(2)
-    other = Cluster(cluster.scheduler, cluster.client, Dispatcher(cluster.client, {"frozen_lake": ("PLAY", "JUDGE")}, "another"), cluster.plugin)
+    dispatcher = Dispatcher(cluster.client, {"frozen_lake": ("PLAY", "JUDGE")}, "another", SubmissionWindow({"PLAY": 6}))
+    other = Cluster(cluster.scheduler, cluster.client, dispatcher, cluster.plugin, cluster.window)
     other.dispatcher.dispatch([attempt])
     nonces = [e.member.receipt.nonce for e in first + await other.ends(1) if e.member is not None]
     assert len(set(nonces)) == 3
