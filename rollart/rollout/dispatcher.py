@@ -28,6 +28,10 @@ TOGETHER_S = 0.005
 """How long an end waits for others, to be fetched with them."""
 
 
+Place = tuple[str, str | None]
+"""The resource of an attempt's environment and that of its reward, None where scores come with the trajectories."""
+
+
 class Stalled(RuntimeError):
     """Nothing has ended for longer than `run.step_timeout`; the message says what is awaited."""
 
@@ -45,13 +49,16 @@ class Ended:
 class Dispatcher:
     """Each trajectory is one future on its environment's class; its score comes with it, or is a second future on the reward class.
 
-    `resources`: task -> (environment class's resource, reward class's, or None where scores come with the trajectories). Keys carry run,
-    lineage and attempt, since equal keys on a shared scheduler return another's result. `window` holds back what the cluster has no room for.
+    `resources`: task -> (environment class's resource, reward class's, or None where scores come with the trajectories), looked up anew for
+    what is dispatched; `sent` counts by both what went where. Keys carry run, lineage and attempt, since equal keys on a shared scheduler return
+    another's result. `window` holds back what the cluster has no room for.
     """
 
-    def __init__(self, client: Client, resources: Mapping[str, tuple[str, str | None]], namespace: str, window: SubmissionWindow) -> None:
+    def __init__(self, client: Client, resources: Mapping[str, Place], namespace: str, window: SubmissionWindow) -> None:
         self._client, self._resources, self.namespace, self._window = client, resources, namespace, window
         self.last_end = time.monotonic()
+        self.sent: Counter[tuple[str, Place]] = Counter()
+        self._places: dict[Attempt, Place] = {}
         self._futures: dict[Attempt, tuple[Future, ...]] = {}
         self._playing: set[Attempt] = set()
         self._over: list[Attempt] = []
@@ -74,7 +81,11 @@ class Dispatcher:
 
     def held(self) -> dict[str, int]:
         """How many attempts wait for room, by the resource that they want."""
-        return dict(Counter(self._resources[a.episode.task][0] for a, futures in self._futures.items() if not futures))
+        return dict(Counter(self._places[a][0] for a, futures in self._futures.items() if not futures))
+
+    def waiting_for(self, resource: str) -> list[Attempt]:
+        """The attempts in flight that can't end without a worker of `resource`."""
+        return [a for a, futures in self._futures.items() if self._lacks(self._places[a], futures, resource)]
 
     async def whereabouts(self) -> str:
         """Where the attempts in flight are, and what is done with them, in words."""
@@ -98,15 +109,19 @@ class Dispatcher:
         scheduler little more than one task."""
         if not self._futures:
             self.last_end = time.monotonic()  # what nobody waited for was no silence
+        task = attempts[0].episode.task
+        place = self._resources[task]
+        self.sent[task, place] += len(attempts)
+        self._places |= dict.fromkeys(attempts, place)
         self._futures |= dict.fromkeys(attempts, ())
-        self._window.submit(self._resources[attempts[0].episode.task][0], attempts, self._submit)
+        self._window.submit(place[0], attempts, self._submit)
 
     def _submit(self, attempts: list[Attempt]) -> None:
-        for task, of_task in groupby(attempts, lambda a: a.episode.task):
-            self._map(task, list(of_task))
+        for (task, place), alike in groupby(attempts, lambda a: (a.episode.task, self._places[a])):
+            self._map(task, place, list(alike))
 
-    def _map(self, task: str, attempts: list[Attempt]) -> None:
-        environment, reward = self._resources[task]
+    def _map(self, task: str, place: Place, attempts: list[Attempt]) -> None:
+        environment, reward = place
         label = re.sub("[^a-zA-Z]", "", task)
         # The attempt first: the dashboard's name of a task goes on over words of letters, and a run's name may begin with one.
         names = [f"{a}-{self.namespace}" for a in attempts]
@@ -143,6 +158,7 @@ class Dispatcher:
         """Forgets these attempts: their futures are cancelled and their end is not reported."""
         self._window.withdraw(set(attempts), self._submit)
         futures = [f for a in attempts for f in self._futures.pop(a, ())]
+        self._forget(attempts)
         if futures:
             await self._client.cancel(futures, reason="given up")
 
@@ -176,7 +192,19 @@ class Dispatcher:
         """Its trajectory's future is over, whatever became of it: another may go out."""
         if attempt in self._playing:
             self._playing.remove(attempt)
-            self._window.ended(self._resources[attempt.episode.task][0])
+            self._window.ended(self._places[attempt][0])
+            self._forget([attempt])
+
+    def _forget(self, attempts: Sequence[Attempt]) -> None:
+        """Of what is over and was reported, or never will be, nothing is kept."""
+        for attempt in attempts:
+            if attempt not in self._playing and attempt not in self._futures:
+                self._places.pop(attempt, None)
+
+    def _lacks(self, place: Place, futures: tuple[Future, ...], resource: str) -> bool:
+        environment, reward = place
+        played, over = bool(futures) and futures[0].done(), bool(futures) and futures[-1].done()
+        return (environment == resource and not played) or (reward == resource and not over)
 
     async def _wait(self, attempt: Attempt, futures: tuple[Future, ...]) -> None:
         await futures[0]._state.wait()  # the future's end, without fetching its result one by one
@@ -210,6 +238,7 @@ class Dispatcher:
                 continue  # cancelled while the results came
             error = None if attempt in found else await _error(futures[-1])
             ended.append(Ended(attempt, found.get(attempt), error, _cause(error)))
+        self._forget(attempts)
         return ended
 
 
