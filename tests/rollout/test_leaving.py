@@ -1,0 +1,53 @@
+"""A worker that is unfit leaves a real scheduler: what it can end ends there, the rest goes on elsewhere, and the user is told."""
+
+from __future__ import annotations
+
+import asyncio
+
+from distributed import Client, Scheduler, Worker
+from distributed.worker import get_worker
+
+from rollart.rollout.leaving import Leaving, told_topic
+
+PATIENCE_S = 60.0
+
+FREE: dict[str, asyncio.Event] = {}
+
+
+async def wait_for(name: str) -> str:
+    """Ends, once it may, with the name of the worker that it ended on; on any other worker than the first, at once."""
+    worker = str(get_worker().name)
+    if worker == "first":
+        await FREE[name].wait()
+    return worker
+
+
+async def test_a_worker_that_leaves_ends_what_it_can_takes_nothing_new_and_leaves_the_rest_to_others() -> None:
+    async with (
+        Scheduler(protocol="inproc", dashboard=False) as scheduler,
+        Worker(scheduler.address, name="first", nthreads=8, resources={"PLAY": 4}, dashboard=False) as first,
+        Client(scheduler.address, asynchronous=True) as client,
+    ):
+        told: asyncio.Queue[str] = asyncio.Queue()
+        client.subscribe_topic("told-run-0", lambda event: told.put_nowait(event[1]))
+        FREE.update({name: asyncio.Event() for name in ("ends", "sticks", "late")})
+        ends, sticks = (client.submit(wait_for, name, key=name, resources={"PLAY": 1}, pure=False) for name in ("ends", "sticks"))
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                if first.state.executing_count == 2:
+                    break
+                await asyncio.sleep(0.01)
+            leaving = Leaving(first, told_topic("run", 0), stuck=lambda: 1)
+            leaving.begin("2 calls have not come back")
+            leaving.begin("once is enough")
+            assert await told.get() == (
+                "worker first leaves (2 calls have not come back); its tasks go on elsewhere, and it has no nanny that would start another: "
+                "do that yourself"
+            )
+            late = client.submit(wait_for, "late", key="late", resources={"PLAY": 1}, pure=False)
+            FREE["ends"].set()
+            assert await ends == "first"
+            await first.finished()
+            async with Worker(scheduler.address, name="second", nthreads=8, resources={"PLAY": 4}, dashboard=False):
+                assert await asyncio.gather(sticks, late) == ["second", "second"]
+        assert told.empty()
