@@ -63,7 +63,7 @@ def torch_threads(config: Config, cores: int | None = None) -> int:
 
     Two torch processes that together want more threads than there are cores slow each other down by a factor of 10 to 40.
     """
-    classes = {config.affinity.hardware_class(stage, t.name) for stage in TORCH_STAGES for t in config.tasks}
+    classes = set().union(*(config.affinity.serving(stage, [t.name for t in config.tasks]) for stage in TORCH_STAGES))
     processes = sum(config.hardware[c].workers for c in classes)
     return max(1, (cores or CPU_COUNT) // max(1, processes))
 
@@ -172,11 +172,8 @@ def missing_resources(config: Config, workers: list[ClusterWorker]) -> list[str]
     for name in sorted(config.affinity.used()):
         resource = config.hardware[name].resource
         if not any(w.resources.get(resource, 0) >= 1 for w in workers):
-            stages: list[str] = [s for s, c in config.stages.items() if c == name] or [
-                f"{t}.{s}" for (t, s), c in config.affinity.tasks.items() if c == name
-            ]
             problems.append(
-                f"hardware.{name}: no worker has the resource {resource}, which {', '.join(stages)} needs; "
+                f"hardware.{name}: no worker has the resource {resource}, which {', '.join(config.affinity.purposes(name))} needs; "
                 f'start one with `dask worker SCHEDULER --resources "{resource}={config.hardware[name].slots}"`'
             )
     return problems

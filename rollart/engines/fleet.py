@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import time
+from collections.abc import Mapping
 
 from distributed import Client
 
@@ -12,7 +14,7 @@ from rollart.cluster import workers_of
 from rollart.engines.client import EngineClient
 from rollart.engines.errors import EngineError, NoEngine
 from rollart.engines.host import chunk_server_task, serve_task
-from rollart.engines.router import EngineEntry, EngineTable
+from rollart.engines.router import EngineEntry, EngineTable, Routes
 from rollart.rollout.worker import push_table
 from storage.version import Version
 
@@ -40,6 +42,7 @@ class EngineFleet:
         self._told: set[str] = set()
         self._lock = asyncio.Lock()
         self.table = EngineTable()
+        self._routes = Routes({})
 
     async def serve(self, version: Version) -> None:
         """Has every engine pull `version` and swap to it between two decode steps; returns once all serve it and the workers know.
@@ -49,6 +52,14 @@ class EngineFleet:
         async with self._lock:
             self._version = version
             await self._bring(version)
+
+    async def route(self, wanted: Mapping[str, str], probes: Mapping[str, str]) -> None:
+        """Has the workers send each task's requests to the class that it wants, and some of its trajectories' to the one in `probes`."""
+        async with self._lock:
+            self._routes = dataclasses.replace(self._routes, wanted=dict(wanted), probes=dict(probes), revision=self._routes.revision + 1)
+            if self._version is not None:
+                _, players = await self._look()
+                await self._push(players, self._version)
 
     async def keep(self) -> None:
         """Watches, until it is cancelled: whatever lost its engine serves the same version again, whichever worker is new gets the table."""
@@ -116,7 +127,9 @@ class EngineFleet:
 
     async def _push(self, players: list[str], version: Version) -> None:
         """Tells the workers; one that is gone by now, or not set up yet, is told when `keep` finds it."""
-        taken = await self._client.run(push_table, self.table, version.step, workers=players, on_error="return")
+        if self._routes.wanted and self._routes.sharers != len(players):
+            self._routes = dataclasses.replace(self._routes, sharers=max(len(players), 1), revision=self._routes.revision + 1)
+        taken = await self._client.run(push_table, self.table, version.step, self._routes, workers=players, on_error="return")
         for address, answer in taken.items():
             if isinstance(answer, Exception) and not isinstance(answer, OSError):
                 raise answer

@@ -42,11 +42,11 @@ class UsageCounts:
     def empty(self) -> bool:
         return not self._fallen and not self._used
 
-    def served(self, task: str, wanted: str, used: str, result: GenerateResult, seconds: float) -> None:
-        """A request of `task` was served by class `used`; its caller waited `seconds`."""
+    def served(self, task: str, wanted: str, used: str, result: GenerateResult, seconds: float, measured: bool = True) -> None:
+        """A request of `task` was served by class `used`; its caller waited `seconds`. Unless `measured` it says nothing of what requests take."""
         if used != wanted:
             self._fallen[task, wanted, used] += 1
-        if self.measuring and result.finish_reason != "abort":
+        if self.measuring and measured and result.finish_reason != "abort":
             self._used[task, used] += usage_of(result, seconds)
 
     def take(self) -> dict[str, list[list[float | str]]]:

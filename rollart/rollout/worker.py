@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections import Counter
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,14 +15,18 @@ from distributed import Worker, WorkerPlugin, get_worker
 from rollart.control.staleness import StalenessWindow
 from rollart.engines.client import EngineClient
 from rollart.engines.errors import EngineUnreachable
-from rollart.engines.router import EngineTable, pick
+from rollart.engines.router import EngineTable, Routes
 from rollart.environments import registry as environments
 from rollart.environments.calls import CallPool
 from rollart.environments.protocol import RunIn
+from rollart.rewards.registry import LIGHT
+from rollart.rewards.worker import scored, scored_within
 from rollart.rollout.episode import EpisodeFailed, EpisodeRunner, Limits
+from rollart.rollout.leaving import Leaving
+from rollart.rollout.routing import Routing, RoutingPlan
 from rollart.rollout.vocabulary import Vocabulary
 from rollart.rollout.writer import TrajectoryWriter
-from rollart.types import NOT_SAMPLED, Attempt, GenerateRequest, GenerateResult, Receipt, SamplingTransform, Trajectory
+from rollart.types import NOT_SAMPLED, Attempt, GenerateRequest, GenerateResult, Member, Receipt, SamplingTransform, Trajectory
 from storage.models.folders import local_folder
 from storage.objects.store import ObjectStore
 
@@ -42,7 +46,8 @@ ENGINE_LOSSES = 3
 
 @dataclass(frozen=True, slots=True)
 class TaskPlan:
-    """What an environment worker has to know of a task."""
+    """What an environment worker has to know of a task. `verifier`: what scores its trajectories right where they ended; None where their scores
+    are futures of their own."""
 
     environment: str
     settings: dict[str, Any]
@@ -51,13 +56,15 @@ class TaskPlan:
     run_in: RunIn
     engine_class: str
     system: str = ""
+    verifier: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutPlan:
     """What every trajectory of a run shares; sent to the workers once, so that a task carries only its attempt.
 
-    `begun_topic`: where on the scheduler it is told which attempts have begun to sample; None if nobody wants to know.
+    `begun_topic`: where on the scheduler it is told which attempts have begun to sample; None if nobody wants to know. `told_topic`: where what
+    the run's user should hear is told.
     """
 
     run_url: str
@@ -72,6 +79,8 @@ class RolloutPlan:
     flush_rows: int = 64
     chat: bool = False
     begun_topic: str | None = None
+    told_topic: str = "told"
+    routing: RoutingPlan = field(default_factory=RoutingPlan)
 
 
 @dataclass(slots=True)
@@ -81,12 +90,11 @@ class _Shared:
     vocabulary: Vocabulary
     writer: TrajectoryWriter
     client: EngineClient
-    pool: CallPool = field(default_factory=CallPool)
+    routing: Routing
+    pool: CallPool
     table: EngineTable | None = None
     announced: asyncio.Event = field(default_factory=asyncio.Event)
     newest: int = NOT_SAMPLED
-    in_flight: Counter[str] = field(default_factory=Counter)
-    last_engine: dict[str, str] = field(default_factory=dict)
     begun: list[Attempt] = field(default_factory=list)
 
 
@@ -100,14 +108,19 @@ class EnvironmentPlugin(WorkerPlugin):
         self.shared: _Shared | None = None
         self.running: dict[str, asyncio.Task[Any]] = {}
         self.playing: dict[Attempt, EpisodeRunner] = {}
+        self._doing: dict[Attempt, tuple[str, float]] = {}
 
     async def setup(self, worker: Worker) -> None:
         self.worker = worker
         store = ObjectStore(self.plan.run_url, self.plan.storage_options)
+        leaving = Leaving(worker, self.plan.told_topic, stuck=lambda: pool.waiting)
+        pool = CallPool(unfit=leaving.begin)
         self.shared = _Shared(
             Vocabulary(local_folder(self.plan.policy_folder, self.plan.storage_options), self.plan.chat),
             TrajectoryWriter(store, self.plan.flush_s, self.plan.flush_rows),
             EngineClient(),
+            Routing(self.plan.routing, {name: task.engine_class for name, task in self.plan.tasks.items()}, worker.log_event),
+            pool,
         )
 
     async def teardown(self, worker: Worker) -> None:
@@ -120,9 +133,21 @@ class EnvironmentPlugin(WorkerPlugin):
         if start == "executing" and finish == "released" and key in self.running:
             self.running[str(key)].cancel()
 
-    def push(self, table: EngineTable, newest: int) -> None:
-        """Takes over a newer engine table and the newest version (a step) that exists."""
+    def doing(self, attempt: Attempt) -> tuple[str, float] | None:
+        """What an attempt that runs here is at, in words, and for how many seconds by now."""
+        if (said := self._doing.get(attempt)) is None:
+            return None
+        return said[0], time.monotonic() - said[1]
+
+    def note(self, attempt: Attempt, doing: str) -> None:
+        """Keeps what an attempt is at from now on."""
+        self._doing[attempt] = (doing, time.monotonic())
+
+    def push(self, table: EngineTable, newest: int, routes: Routes | None = None) -> None:
+        """Takes over a newer engine table, the newest version (a step) that exists, and newer routes."""
         shared = self._shared()
+        if routes is not None:
+            shared.routing.push(routes)
         if shared.table is None or table.revision > shared.table.revision:
             shared.table = table
             shared.announced.set()
@@ -158,6 +183,7 @@ class EnvironmentPlugin(WorkerPlugin):
             window=plan.window if training else None,
             current_version=lambda: shared.newest,
             pool=shared.pool,
+            tell=lambda doing: self.note(attempt, doing),
         )
 
     async def generate(self, attempt: Attempt, request: GenerateRequest) -> GenerateResult:
@@ -168,8 +194,9 @@ class EnvironmentPlugin(WorkerPlugin):
         """
         revision = -1
         for loss in range(1, ENGINE_LOSSES + 1):
+            self.note(attempt, "for an engine to be announced")
             table = await self._table_after(revision)
-            if str(attempt) not in self._shared().last_engine:
+            if attempt not in self._shared().routing.last_engine:
                 self._tell_begun(attempt)
             try:
                 return await self._ask(table, attempt, request)
@@ -195,14 +222,13 @@ class EnvironmentPlugin(WorkerPlugin):
         shared.begun.clear()
 
     async def _ask(self, table: EngineTable, attempt: Attempt, request: GenerateRequest) -> GenerateResult:
-        shared, key = self._shared(), str(attempt)
-        entry = pick(table, self.plan.tasks[attempt.episode.task].engine_class, shared.last_engine.get(key), shared.in_flight)
-        shared.last_engine[key] = entry.url
-        shared.in_flight[entry.url] += 1
-        try:
+        shared = self._shared()
+        wanted = shared.routing.wanted(attempt, table)
+        entry = shared.routing.pick(table, attempt, wanted)
+        self.note(attempt, f"for engine {entry.url}")
+        with shared.routing.asking(entry, attempt, wanted) as served:
             result = await shared.client.generate(entry.url, dataclasses.replace(request, extra_key=str(entry.version)))
-        finally:
-            shared.in_flight[entry.url] -= 1
+            served(result)
         if result.versions:
             self._advance(result.versions[-1].step)
         return result
@@ -221,7 +247,8 @@ class EnvironmentPlugin(WorkerPlugin):
         return shared.table
 
     def forget(self, attempt: Attempt) -> None:
-        self._shared().last_engine.pop(str(attempt), None)
+        self._shared().routing.forget(attempt)
+        self._doing.pop(attempt, None)
 
     async def keep(self, trajectory: Trajectory) -> Receipt:
         """Makes the trajectory durable and returns where it stands."""
@@ -232,19 +259,31 @@ class EnvironmentPlugin(WorkerPlugin):
             sum(map(len, trajectory.segments)), trajectory.sampled, len(trajectory.turns), trajectory.seconds,
         )  # fmt: skip
 
+    async def judge(self, receipt: Receipt, trajectory: Trajectory) -> Receipt | Member:
+        """The trajectory's score, where its task's verifier runs here; else its receipt as it is. VerifierFailed."""
+        task = self.plan.tasks[receipt.attempt.episode.task]
+        if task.verifier is None:
+            return receipt
+        if task.verifier in LIGHT:
+            return scored(task.verifier, receipt, trajectory)
+        return await scored_within(task.limits.reward_s, self._shared().pool, task.verifier, receipt, trajectory)
+
 
 def _plugin() -> EnvironmentPlugin:
     return get_worker().plugins[PLUGIN]
 
 
-async def trajectory_task(attempt: Attempt, key: str) -> Receipt:
-    """One trajectory as one Dask task, whose key is `key`: plays the attempt to its end and returns a receipt once it is durable."""
+async def trajectory_task(attempt: Attempt, key: str) -> Receipt | Member:
+    """One trajectory as one Dask task, whose key is `key`: plays the attempt to its end and returns a receipt once it is durable, with the
+    score where its task's verifier runs here."""
     plugin, this = _plugin(), asyncio.current_task()
     if this is None:
         raise EpisodeFailed("a trajectory runs as a task of the worker's event loop", "machine")
     plugin.running[key] = this
     try:
-        return await plugin.keep(await _played(plugin, attempt))
+        trajectory = await _played(plugin, attempt)
+        receipt = await plugin.keep(trajectory)
+        return await plugin.judge(receipt, trajectory)
     finally:
         del plugin.running[key]
 
@@ -266,10 +305,10 @@ async def _played(plugin: EnvironmentPlugin, attempt: Attempt) -> Trajectory:
         plugin.forget(attempt)
 
 
-async def push_table(table: EngineTable, newest: int, dask_worker: Worker) -> bool:
-    """Hands the table to the plugin of the worker that it runs on, for `Client.run`, which fills in `dask_worker`; False if it has none."""
+async def push_table(table: EngineTable, newest: int, routes: Routes | None = None, *, dask_worker: Worker) -> bool:
+    """Hands table and routes to the plugin of the worker that it runs on, for `Client.run`, which fills in `dask_worker`; False if it has none."""
     plugin = dask_worker.plugins.get(PLUGIN)
     if not isinstance(plugin, EnvironmentPlugin) or plugin.shared is None:
         return False
-    plugin.push(table, newest)
+    plugin.push(table, newest, routes)
     return True
