@@ -53,7 +53,7 @@ class AffinityMap:
 
     def purposes(self, name: str) -> list[str]:
         """What class `name` is for, in words: stages, `task.stage`, the classes that it stands in for, `placement`."""
-        stages: list[str] = [s for s, c in self.stages.items() if c == name]
+        stages: list[str] = [s for s, c in self.stages.items() if c == name and not (s == "logprobs" and c == self.stages.get("train"))]
         tasks = [f"{t}.{s}" for (t, s), c in self.tasks.items() if c == name]
         placed = ["placement"] if name in self.candidates else []
         return stages or tasks or placed or [f"the fallback of {c}" for c, other in self.fallbacks.items() if other == name]
