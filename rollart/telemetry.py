@@ -10,9 +10,11 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import psutil
 
+from rollart.control.tallies import Tallies
 from rollart.dashboard.metrics import MetricsWriter
 from rollart.dashboard.progress import Progress
 from rollart.dashboard.status import Phase, RunStatus
@@ -31,7 +33,7 @@ RECENT = 64
 
 
 class Telemetry:
-    """Collects and writes; every number that is shown or stored of a run passes here."""
+    """Collects and writes; every number that is shown or stored of a run passes here. `more`: what else a step's line is asked from."""
 
     def __init__(self, metrics: MetricsWriter, progress: Progress, status: RunStatus) -> None:
         self.metrics, self.progress, self.status = metrics, progress, status
@@ -42,6 +44,7 @@ class Telemetry:
         self._rollout: list[tuple[float, float]] = []
         self._tokens: list[tuple[float, int]] = []
         self._peak = 0
+        self.more: list[Callable[[], Mapping[str, Any]]] = []
 
     # ---- stages
 
@@ -69,20 +72,30 @@ class Telemetry:
         self._recent[receipt.attempt.episode.task].append(member.score.value)
         self._rollout.append((start, start + receipt.seconds["total"]))
 
-    def step(self, batch: Batch, taught: Batch, trained: StepMetrics, fates: Mapping[str, int], version: str, wait_s: float) -> None:
-        """A training step on `taught`, what there was to learn from of `batch`, ended; writes its line."""
+    def step(
+        self, batch: Batch, taught: Batch, trained: StepMetrics, tallies: Tallies, version: str, *, wait_s: float,
+        waited: Mapping[str, float], ends: Mapping[str, int],
+    ) -> None:  # fmt: skip
+        """A training step on `taught`, what there was to learn from of `batch`, ended; writes its line. The batch was waited for `wait_s`
+        seconds, and for each task's groups those in `waited`; `ends` counts how attempts have ended so far."""
+        fates = tallies.fates
         self._staleness.update(taught.step - m.receipt.first_version for m in taught.members)
         scores: dict[str, list[float]] = defaultdict(list)
         for member in batch.members:
             scores[member.receipt.attempt.episode.task].append(member.score.value)
         line = {
             "kind": "step", "step": batch.step + 1, "version": version, "time": time.time(),
-            "seconds": {"wait": wait_s, "train": trained.seconds},
+            "seconds": {"wait": wait_s, "train": trained.seconds}, "waited": dict(waited),
+            "groups": dict(Counter(group.episode.task for group in batch.groups)),
             "reward": {task: sum(values) / len(values) for task, values in scores.items()},
             "staleness": {str(k): v for k, v in Counter(batch.step - m.receipt.first_version for m in batch.members).items()},
-            "fates": dict(fates), "tokens": {"trained": trained.tokens, "generated": self._tokens[-1][1] if self._tokens else 0},
+            "fates": dict(fates), "ends": dict(ends),
+            "by_task": {task: {fate: asdict(tally) for fate, tally in of_task.items()} for task, of_task in tallies.by_task.items()},
+            "tokens": {"trained": trained.tokens, "generated": self._tokens[-1][1] if self._tokens else 0},
             "train": asdict(trained), "in_flight": self.status.in_flight,
         }  # fmt: skip
+        for part in self.more:
+            line |= part()
         self.metrics.write(line)
         for alarm in trained.alarms:
             self.note(f"step {batch.step + 1}: {alarm}")
@@ -113,6 +126,11 @@ class Telemetry:
     def note(self, text: str) -> None:
         """Says a line to whoever watches."""
         self.progress.note(text)
+
+    def event(self, text: str, figures: Mapping[str, Any]) -> None:
+        """Something around the run happened: says so, and writes its `figures`, of which `kind` is one, as a line."""
+        self.note(text)
+        self.metrics.write({**figures, "time": time.time(), "step": self.status.step})
 
     def end(self, state: str) -> None:
         """The run, or this part of it, ended."""

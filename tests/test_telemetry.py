@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from rollart import telemetry as module
+from rollart.control.tallies import Tallies, Tally
 from rollart.dashboard.metrics import MetricsWriter, read_metrics
 from rollart.dashboard.progress import Progress
 from rollart.dashboard.status import RunStatus
@@ -52,27 +53,34 @@ BATCH = Batch(
         Group(Episode("sums", 0), (member("sums", 0, 0, 4, 0.5), member("sums", 0, 1, 4, 0.5))),
     ),
 )  # fmt: skip
+TALLIES = Tallies(("lake", "sums"), {"lake": {"trained": Tally(2, 2, 8, 3.0)}, "sums": {"no_signal": Tally(2, 2, 4, 1.0)}})
 TAUGHT = replace(BATCH, groups=BATCH.groups[:1])
 
 
 def test_a_step_writes_its_reward_staleness_fates_and_tokens(telemetry: Telemetry, tmp_path: Path, heard: io.StringIO) -> None:
     telemetry.status.in_flight = 12
-    telemetry.step(BATCH, TAUGHT, StepMetrics(4, loss=0.25, tokens=8, seconds=1.5), {"trained": 2, "no_signal": 2}, "0-5", wait_s=0.5)
+    telemetry.step(
+        BATCH, TAUGHT, StepMetrics(4, loss=0.25, tokens=8, seconds=1.5), TALLIES, "0-5", wait_s=0.5, waited={"lake": 0.25}, ends={"scored": 4}
+    )
     (line,) = lines(tmp_path, "step")
     assert {k: line[k] for k in ("step", "version", "seconds", "reward", "staleness", "fates", "tokens", "in_flight")} == {
         "step": 5, "version": "0-5", "seconds": {"wait": 0.5, "train": 1.5}, "reward": {"lake": 0.5, "sums": 0.5},
         "staleness": {"1": 1, "0": 3}, "fates": {"trained": 2, "no_signal": 2}, "tokens": {"trained": 8, "generated": 0}, "in_flight": 12,
     }  # fmt: skip
     assert line["train"]["loss"] == 0.25
+    assert (line["groups"], line["waited"]) == ({"lake": 1, "sums": 1}, {"lake": 0.25})
+    assert line["by_task"]["lake"] == {"trained": {"members": 2, "played": 2, "sampled": 8, "seconds": 3.0}}
     assert (telemetry.status.step, telemetry.status.version) == (5, "0-5")
     assert telemetry.status.staleness == {1: 1, 0: 1}  # of those with signal: nothing else was trained on
-    telemetry.step(BATCH, TAUGHT, StepMetrics(4), {}, "0-5", wait_s=0.0)
+    telemetry.step(BATCH, TAUGHT, StepMetrics(4), Tallies(()), "0-5", wait_s=0.0, waited={}, ends={})
     assert telemetry.status.staleness == {1: 2, 0: 2}
     assert "5/9" in heard.getvalue()
 
 
 def test_a_disagreement_of_trainer_and_engine_is_said_to_whoever_watches(telemetry: Telemetry, heard: io.StringIO) -> None:
-    telemetry.step(BATCH, TAUGHT, StepMetrics(4, alarms=("trainer and engine disagree",), drift_alarm=1), {}, "0-5", wait_s=0.0)
+    telemetry.step(
+        BATCH, TAUGHT, StepMetrics(4, alarms=("trainer and engine disagree",), drift_alarm=1), Tallies(()), "0-5", wait_s=0.0, waited={}, ends={}
+    )
     assert "step 5: trainer and engine disagree" in heard.getvalue()
 
 
@@ -92,7 +100,7 @@ def test_stages_and_trajectories_become_intervals_once(telemetry: Telemetry, tmp
         raise RuntimeError("a stage that fails took its time all the same")
     for start in (10.0, 11.0, 20.0):
         telemetry.observe(member("lake", 0, 0, 0, 1.0, start))
-    telemetry.step(BATCH, TAUGHT, StepMetrics(4), {}, "0-5", 0.0)
+    telemetry.step(BATCH, TAUGHT, StepMetrics(4), Tallies(()), "0-5", wait_s=0.0, waited={}, ends={})
     telemetry.end("done")
     (line,) = lines(tmp_path, "intervals")
     (name, start, end), *rollout = line["intervals"]
@@ -177,7 +185,7 @@ def test_pages_that_a_child_shares_count_once() -> None:
 
 
 def test_every_line_is_plain_json(telemetry: Telemetry, tmp_path: Path) -> None:
-    telemetry.step(BATCH, TAUGHT, StepMetrics(4, loss=float("nan")), {}, "0-5", 0.0)
+    telemetry.step(BATCH, TAUGHT, StepMetrics(4, loss=float("nan")), Tallies(()), "0-5", wait_s=0.0, waited={}, ends={})
     telemetry.end("failed")
     text = (tmp_path / "metrics" / "metrics.jsonl").read_text()
     kinds = [json.loads(line, parse_constant=lambda name: pytest.fail(name))["kind"] for line in text.splitlines()]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rollart.control.groups import OpenGroup
+from rollart.control.tallies import Tally
 from rollart.types import Attempt
 
 Fate = Literal["trained", "no_signal", "too_long", "failed", "group_short", "over_age", "too_stale", "spare", "lineage"]
@@ -16,15 +17,19 @@ had enough without it; sampled by an abandoned lineage."""
 
 @dataclass(slots=True)
 class LedgerCut:
-    """All that a resumed run needs of the ledger, as plain data: counters, open groups, fates so far and which of them no settlement holds."""
+    """All that a resumed run needs of the ledger, as plain data: counters, open groups, fates so far and which of them no settlement holds.
+
+    `entry` is the number of the last entry of the run's ledger that is in it.
+    """
 
     lineage: int
     next_step: int
     next_index: dict[str, int]
     open: list[OpenGroup]
-    fates: dict[str, int]
+    tallies: dict[str, dict[str, Tally]]
     late: int
     unsettled: list[tuple[Attempt, str, Fate]] = field(default_factory=list)
+    entry: int = -1
 
 
 @dataclass(slots=True)

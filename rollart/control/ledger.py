@@ -19,6 +19,7 @@ from rollart.control.groups import OpenGroup, OpenMember, Try
 from rollart.control.quotas import ShortRule, TaskQuota, choose, missing
 from rollart.control.redundancy import Delays, Redundancy
 from rollart.control.staleness import StalenessWindow
+from rollart.control.tallies import Tallies
 from rollart.types import Attempt, Batch, Episode, Receipt, Score
 
 
@@ -45,7 +46,7 @@ class Ledger:
         self.lineage = lineage
         self.next_step = step
         self.late = 0
-        self.fates: Counter[str] = Counter()
+        self.tallies = Tallies(self.quotas)
         self.ends: Counter[str] = Counter()
         self.delays = Delays()
         self._filtered: dict[str, Counter[str]] = {q.task: Counter() for q in quotas}
@@ -54,6 +55,11 @@ class Ledger:
         self._unsettled: list[tuple[Attempt, str, Fate]] = []
         self._resting: list[tuple[float, Episode, int]] = []
         self._stops: list[Attempt] = []
+
+    @property
+    def fates(self) -> Counter[str]:
+        """Members by where they ended."""
+        return self.tallies.fates
 
     # ---- work goes out
 
@@ -213,7 +219,7 @@ class Ledger:
             fate: Fate = "trained" if self.quotas[group.episode.task].teaches(group) else "no_signal"
             for m in group.members:
                 self._unsettled.append((m.receipt.attempt, m.receipt.nonce, fate))
-                self.fates[fate] += 1
+                self.tallies.note(group.episode.task, fate, m.receipt)
         settlement = Settlement(self._unsettled)
         self._unsettled = []
         return settlement
@@ -227,7 +233,7 @@ class Ledger:
     def cut(self) -> LedgerCut:
         """The state between two steps, to be stored with a checkpoint; a batch that was formed and not settled would be lost."""
         return LedgerCut(
-            self.lineage, self.next_step, dict(self._next_index), list(self._open.values()), dict(self.fates), self.late, list(self._unsettled)
+            self.lineage, self.next_step, dict(self._next_index), list(self._open.values()), self.tallies.by_task, self.late, list(self._unsettled)
         )  # fmt: skip
 
     @classmethod
@@ -242,7 +248,7 @@ class Ledger:
         ledger = cls(quotas, window, policy, lineage, cut.next_step, redundancy=redundancy, short=short)
         ledger._next_index |= {t: i for t, i in cut.next_index.items() if t in ledger._next_index}
         ledger._open = {g.episode: g for g in cut.open if g.episode.task in ledger.quotas}
-        ledger.fates = Counter(cut.fates)
+        ledger.tallies = Tallies(ledger.quotas, cut.tallies)
         ledger.late = cut.late
         ledger._unsettled = list(cut.unsettled)
         for group, member in ledger._members():
@@ -300,7 +306,7 @@ class Ledger:
         if attempt is None:
             attempt = member.receipt.attempt if member.receipt else Attempt(group.episode, member.index, max(0, member.tried - 1))
         self._stop(member, member.tries, "stopped")
-        self.fates[fate] += 1
+        self.tallies.note(group.episode.task, fate, member.receipt)
         self._unsettled.append((attempt, member.receipt.nonce if member.receipt else "", fate))
         member.state = "dropped"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,15 +40,15 @@ def choose(
 ) -> list[OpenGroup] | None:
     """The groups of the batch for `step`, by task in the order of `quotas` and by index; None while they are not there.
 
-    `wait`: every task's quota; groups that must be taken now, since the next step would be too late, go first and hold the step while they
-    are not complete. `fill`: a task's complete groups up to its quota, then the oldest of the others' until the batch has as many as all
-    quotas together.
+    `wait`: every task's quota, the oldest of its complete groups first; the step is held while a group is running that would no longer find a
+    place in time behind those as old as itself. `fill`: a task's complete groups up to its quota, then the oldest of the others' until the
+    batch has as many as all quotas together.
     """
-    by_task: dict[str, list[tuple[bool, int, OpenGroup]]] = {task: [] for task in quotas}
+    by_task: dict[str, list[tuple[int, int, OpenGroup]]] = {task: [] for task in quotas}
     complete = dict.fromkeys(quotas, 0)
     for group in groups:
         task = group.episode.task
-        by_task[task].append((not window.must_take(group.oldest, step), group.episode.index, group))
+        by_task[task].append((group.oldest, group.episode.index, group))
         complete[task] += group.complete
     if sum(complete.values()) < sum(q.quota for q in quotas.values()) or (short == "wait" and any(complete[t] < q.quota for t, q in quotas.items())):
         return None
@@ -57,16 +57,25 @@ def choose(
     for task, q in quotas.items():
         mine = sorted(by_task[task])
         ready = [group for _, _, group in mine if group.complete]
-        if short == "wait":
-            due = [group for later, _, group in mine if not later][: q.quota]
-            if not all(group.complete for group in due):
-                return None
+        if short == "wait" and _crowded_out([group for _, _, group in mine], ready[: q.quota], q.quota, window, step):
+            return None
         taken += ready[: q.quota]
         spare += ready[q.quota :]
     missing = sum(q.quota for q in quotas.values()) - len(taken)
     taken += sorted(spare, key=lambda g: (g.oldest, g.episode.index, g.episode.task))[:missing]
     order = {task: i for i, task in enumerate(quotas)}
     return sorted(taken, key=lambda g: (order[g.episode.task], g.episode.index))
+
+
+def _crowded_out(oldest_first: Sequence[OpenGroup], taken: Sequence[OpenGroup], quota: int, window: StalenessWindow, step: int) -> bool:
+    """Whether a running group would outlive the window once the batch for `step` takes `taken`, since each later one has `quota` places."""
+    gone = {id(group) for group in taken}
+    running = False
+    for place, group in enumerate(g for g in oldest_first if id(g) not in gone):
+        running = running or not group.complete
+        if running and place >= quota * (window.last_step(group.oldest) - step):
+            return True
+    return False
 
 
 def missing(groups: Iterable[OpenGroup], quotas: Mapping[str, TaskQuota], window: StalenessWindow, step: int, short: ShortRule) -> dict[str, int]:

@@ -33,6 +33,6 @@ class StalenessWindow:
         """Whether a trajectory that began at `first_version` is too old for the step that starts from version `step`."""
         return step - first_version > self.alpha
 
-    def must_take(self, first_version: int, step: int) -> bool:
-        """Whether `step` is the last one that may train on a trajectory that began at `first_version`."""
-        return step - first_version >= self.alpha
+    def last_step(self, first_version: int) -> int:
+        """The last step that may train on a trajectory that began at `first_version`, as the version that it starts from."""
+        return first_version + self.alpha

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 from rollart.dashboard.corrections import Agreement, Correction, agreement, corrections
 from rollart.dashboard.estimates import Estimate, mean_estimate, rise_estimate
 from rollart.dashboard.metrics import read_metrics
+from rollart.dashboard.task_rollout import TaskRollout, task_rollouts
 from rollart.dashboard.timeline import Interval, Usage, measure
 from storage.version import Version
 
@@ -98,6 +99,7 @@ class Summary:
     peak_memory: int | None
     corrections: Mapping[int, Correction] = field(default_factory=dict)
     agreement: Agreement | None = None
+    rollout: Sequence[TaskRollout] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The same as JSON values."""
@@ -109,6 +111,7 @@ class Summary:
             "staleness": {str(age): count for age, count in self.staleness.items()},
             "corrections": {str(age): found.to_dict() for age, found in self.corrections.items()},
             "agreement": self.agreement.to_dict() if self.agreement else None,
+            "rollout": {found.task: found.to_dict() for found in self.rollout},
             "stages": {stage: {"seconds": seconds, "share": use.shares[stage]} for stage, seconds in use.stages.items()},
             "overlap_share": use.overlap_share,
             "trainer_idle_share": use.trainer_idle_share,
@@ -143,6 +146,7 @@ def summarize(lines: Sequence[Mapping[str, Any]], table: Rows) -> Summary:
         peak_memory=max(memory, default=None),
         corrections=corrections(lines),
         agreement=agreement(lines),
+        rollout=task_rollouts(lines),
     )
 
 

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from rollart.control.tallies import Tally
 from rollart.dashboard.corrections import Agreement, Correction
 from rollart.dashboard.estimates import Estimate
 from rollart.dashboard.summary import Summary
@@ -28,10 +29,15 @@ def summary_table(summary: Summary) -> RenderableType:
     stages = _table("Time by stage", ("stage", "seconds", "share of the run"))
     for stage, seconds in summary.usage.stages.items():
         stages.add_row(Text(stage), f"{seconds:,.1f}", percent(summary.usage.shares[stage]))
+    rollout = _table("Trajectories by task (and their sampled tokens on average)", ("task", "share of groups", "waited for", "trained on", "dropped"))
+    for found in summary.rollout:
+        dropped = "\n".join(f"{fate} {_tally(tally)}" for fate, tally in found.dropped.items()) or "none"
+        trained = found.fates.get("trained")
+        rollout.add_row(Text(found.task), percent(found.share), f"{found.waited:,.1f} s", _tally(trained) if trained else "none", dropped)
     facts = Table.grid(padding=(0, 2))
     for name, value in figures(summary):
         facts.add_row(Text(name, style="dim"), Text(value))
-    return Group(reward, stages, facts)
+    return Group(reward, *([rollout] if summary.rollout else []), stages, facts)
 
 
 def _table(title: str, columns: tuple[str, ...]) -> Table:
@@ -70,6 +76,10 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
         ("tokens sampled", f"{summary.tokens_generated:,.0f}"),
         ("peak memory", "not measured" if summary.peak_memory is None else f"{summary.peak_memory / 1e9:.2f} GB"),
     ]
+
+
+def _tally(tally: Tally) -> str:
+    return f"{tally.members:,}" if tally.mean_sampled is None else f"{tally.members:,} ({tally.mean_sampled:,.1f})"
 
 
 def _correction(found: Correction) -> str:

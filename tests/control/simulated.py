@@ -142,8 +142,6 @@ class Simulation:
         self.run += 1
         self.batches = self.batches[:kept]
         trained = {(m.receipt.attempt, m.receipt.nonce) for b in self.batches for m in b.members}
-        settled = set(cut.fates)
-        assert settled is not None
         self.fates = [f for f in self.fates if (f[0], f[1]) in trained or f[2] not in ("trained", "no_signal")]
         self.ledger = Ledger.restore(cut, self.quotas, StalenessWindow(self.alpha), self.policy, cut.lineage + 1, **self.options)
         self.version, self.out, self.events = cut.next_step, set(), []

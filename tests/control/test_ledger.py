@@ -12,6 +12,8 @@ from rollart.control.quotas import TaskQuota
 from rollart.control.staleness import StalenessWindow
 from rollart.types import Attempt, Batch, Outcome, Receipt, Score
 
+CUT = TypeAdapter(LedgerCut)
+
 
 def make(alpha: int = 1, quota: int = 2, size: int = 2, min_members: int | None = None, attempts: int = 2, tasks: int = 1) -> Ledger:
     quotas = [TaskQuota(f"t{i}", quota, size, min_members or size) for i in range(tasks)]
@@ -239,8 +241,7 @@ def test_a_cut_goes_through_json_and_the_restored_ledger_goes_on_alike() -> None
     batch = ledger.form_batch()
     assert batch is not None
     ledger.settle(batch)
-    adapter = TypeAdapter(LedgerCut)
-    cut = adapter.validate_json(adapter.dump_json(ledger.cut()))
+    cut = CUT.validate_json(CUT.dump_json(ledger.cut()))
     restored = Ledger.restore(cut, list(ledger.quotas.values()), ledger.window, ledger.policy, lineage=1)
     assert restored.running() == ledger.running() == groups[3]
     assert restored.fates == ledger.fates and restored.next_step == 1 and restored.lineage == 1
@@ -259,10 +260,7 @@ def test_a_fate_decided_between_a_step_and_its_checkpoint_is_settled_once_after_
     ledger.settle(batch)
     lost, mate = groups[1]
     ledger.failed(lost, "environment", now=1.0)
-    adapter = TypeAdapter(LedgerCut)
-    restored = Ledger.restore(
-        adapter.validate_json(adapter.dump_json(ledger.cut())), list(ledger.quotas.values()), ledger.window, ledger.policy, lineage=1
-    )
+    restored = Ledger.restore(CUT.validate_json(CUT.dump_json(ledger.cut())), list(ledger.quotas.values()), ledger.window, ledger.policy, lineage=1)
     finish_all(restored, restored.admit(served=1, now=2.0), 1)
     batch = restored.form_batch()
     assert batch is not None
@@ -303,3 +301,24 @@ def test_under_random_schedules_every_member_has_one_fate_and_nothing_trained_is
     assert len(members) == len(set(members))
     open_members = sum(len(g.members) for g in ledger.cut().open)
     assert admitted == sum(ledger.fates.values()) + open_members - sum(m.state == "dropped" for g in ledger.cut().open for m in g.members)
+
+
+def test_what_became_of_members_is_told_by_task_with_the_tokens_that_they_had() -> None:
+    ledger = make(alpha=0, quota=2, attempts=1, tasks=2)
+    kept, lost, mine, failing = ledger.admit(served=0, now=0.0)
+    finish_all(ledger, [kept, mine], 0)
+    finish(ledger, lost[0], 0, outcome="over_age")
+    finish(ledger, failing[0], 0)
+    ledger.failed(failing[1], "environment", 0.0)
+    replaced = ledger.admit(served=0, now=0.0)
+    finish_all(ledger, replaced, 0)
+    batch = ledger.form_batch()
+    assert batch is not None
+    ledger.settle(batch)
+    told = {task: {fate: (t.members, t.played, t.sampled) for fate, t in of_task.items()} for task, of_task in ledger.tallies.by_task.items()}
+    assert told == {
+        "t0": {"trained": (4, 4, 8), "over_age": (2, 1, 2)},  # the other was still playing: it left nothing
+        "t1": {"trained": (4, 4, 8), "failed": (1, 0, 0), "group_short": (1, 1, 2)},
+    }
+    assert ledger.fates == {"trained": 8, "over_age": 2, "failed": 1, "group_short": 1}
+    assert CUT.validate_json(CUT.dump_json(ledger.cut())).tallies == ledger.tallies.by_task

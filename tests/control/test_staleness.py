@@ -16,7 +16,7 @@ def test_a_negative_bound_is_refused() -> None:
 def test_ages_up_to_alpha_may_be_trained_on_and_alpha_itself_is_the_last(alpha: int, ages: list[int]) -> None:
     window = StalenessWindow(alpha)
     assert [age for age in range(6) if not window.expired(first_version=10, step=10 + age)] == ages
-    assert [age for age in ages if window.must_take(first_version=10, step=10 + age)] == [alpha]
+    assert window.last_step(first_version=10) == 10 + alpha
 
 
 def test_admission_fills_the_batches_that_the_version_served_may_still_enter() -> None:
