@@ -32,6 +32,7 @@ from rollart.rollout.worker import EnvironmentPlugin, RolloutPlan, TaskPlan
 from rollart.run import RunFolder
 from rollart.session import CUT, REFERENCE, Handles, Session
 from rollart.telemetry import Telemetry
+from rollart.tenure import Tenure
 from rollart.training.handle import Trainer
 from rollart.training.logprobs.stage import LogprobStage
 from rollart.training.logprobs.worker import LogprobPlugin
@@ -65,7 +66,7 @@ class ForClass(WorkerPlugin):
 
 
 @asynccontextmanager
-async def open_session(config: Config, folder: RunFolder, *, resume: bool, mode: Mode = "auto") -> AsyncIterator[Session]:
+async def open_session(config: Config, folder: RunFolder, tenure: Tenure, *, resume: bool, mode: Mode = "auto") -> AsyncIterator[Session]:
     """The run in `folder`, ready for a flow; everything that was started ends with the context."""
     async with AsyncExitStack() as stack:
         progress = stack.enter_context(Progress(mode))
@@ -101,7 +102,7 @@ async def open_session(config: Config, folder: RunFolder, *, resume: bool, mode:
         )
         telemetry = Telemetry(metrics, progress, status)
         trainer.tell = telemetry.note
-        session = Session(config, folder, Handles(client, trainer, engines, logprobs), telemetry, ledger, parent)
+        session = Session(config, folder, Handles(tenure, client, trainer, engines, logprobs), telemetry, ledger, parent)
         if resume:
             telemetry.note(_what_resuming_means(ledger, parent, abandoned))
         stack.push_async_callback(session.close)

@@ -8,6 +8,8 @@ import time
 from typing import Any
 
 from rollart.config import RESUMABLE, Config, ConfigError, RunSettings, changed_fields, parse
+from rollart.journal import LEDGER, Journal
+from rollart.lease import refuse_if_held
 from storage.objects.store import ObjectStore
 
 CONFIG = "config.yaml"
@@ -61,25 +63,28 @@ class RunFolder:
         folder.store.check_writable()
         named = config.model_copy(update={"run": config.run.model_copy(update={"name": name})})
         if not folder.store.create(CONFIG, named.to_yaml().encode()):
+            refuse_if_held(folder.store)
             raise RunExists(f"run.name: {folder.url} holds a run already; go on with --resume, or choose another name with --set run.name=NAME")
         folder.store.write(ABOUT, json.dumps({"flow": flow, "created": time.time()}).encode())
         return folder
 
     def began(self) -> bool:
-        """Whether there is anything of the run but what opening it makes: a version, or a trajectory."""
-        return bool(self.store.list("weights") or self.store.list("trajectories"))
+        """Whether there is anything of the run but what opening it makes: a version, a trajectory, or another entry in its ledger."""
+        return bool(self.store.list("weights") or self.store.list("trajectories") or Journal(self.store).last() > 0)
 
     def discard(self) -> None:
-        """Removes a run that never began: its configuration, its policy's folder and its metrics, which are all that it can have."""
-        for part in ("policy", "metrics"):
+        """Removes a run that never began: its configuration, its policy's folder, its metrics and its first entry, which are all that it has."""
+        for part in ("policy", "metrics", LEDGER):
             self.store.delete(part, recursive=True)
         for name in (ABOUT, CONFIG):
             self.store.delete(name)
 
     @classmethod
     def resume(cls, config: Config) -> RunFolder:
-        """The folder of the run that `config` names, or of the newest one; ConfigError if a field changed that may not."""
+        """The folder of the run that `config` names, or of the newest one; ConfigError if a field changed that may not, RunHeld if another
+        process runs it."""
         folder = find(config.run)
+        refuse_if_held(folder.store)
         old = folder.config()
         changed = [p for p in changed_fields(old, config) if p not in ("run.name", "run.root")]
         if changed:
@@ -119,12 +124,12 @@ def newest(root: str, storage_options: dict[str, Any] | None = None) -> str | No
 
 
 def about(root: str, name: str, storage_options: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What a list of runs says of one: name, flow, when it was created (unix seconds), and how far it is (`state`)."""
+    """What a list of runs says of one: name, flow, when it was created (unix seconds), and how far it is (`steps` that count, `state`)."""
     store = ObjectStore(f"{root.rstrip('/')}/{name}", storage_options)
     entry = _about(store, ABOUT)
-    steps = [p for p in store.list("ledger") if p.endswith(".json")]
+    steps = Journal(store).steps()
     ended = "reported" if store.exists("report.html") else "not ended"
-    return {"name": name, **entry, "steps": len(steps), "state": f"{len(steps)} steps, {ended}"}
+    return {"name": name, **entry, "steps": steps, "state": f"{steps} steps, {ended}"}
 
 
 def _about(store: ObjectStore, path: str) -> dict[str, Any]:

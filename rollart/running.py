@@ -31,6 +31,7 @@ from rollart.preparation import check_inputs
 from rollart.rollout.tables import compact, score_table
 from rollart.run import RunFolder
 from rollart.session import Interrupted, Session
+from rollart.tenure import LedgerTaken, coordinating
 from storage.errors import StoreError
 
 DONE, USER_ERROR, FAILED, INTERRUPTED = 0, 2, 3, 130
@@ -91,31 +92,39 @@ def run_flow(flow: str, config: Config, *, resume: bool, mode: Mode) -> Ended:
 async def _run(run: Flow, config: Config, folder: RunFolder, resume: bool, mode: Mode) -> Ended:
     stopper = Stopper()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stopper)
-    exit_code, error = DONE, None
-    try:
-        async with open_session(config, folder, resume=resume, mode=mode) as session:
-            stopper.session = session
-            try:
-                await run(session)
-                session.telemetry.phase("done")
-                session.telemetry.end("done")
-            except Interrupted:
-                session.telemetry.end("interrupted")
-                exit_code, error = INTERRUPTED, f"interrupted; go on with --resume --set run.name={folder.name}"
-            except Exception as failure:  # noqa: BLE001 - told, and turned into an exit code
-                session.telemetry.end("failed")
-                exit_code, error = FAILED, explain(failure)
-    except asyncio.CancelledError:
-        exit_code, error = INTERRUPTED, "interrupted before the run began"
-    except (ConfigError, StoreError) as failure:
-        if stopper.session is None:
-            raise
-        exit_code, error = FAILED, error or f"the run's end could not be written: {failure}"
-    except Exception as failure:  # noqa: BLE001 - told, and turned into an exit code
-        exit_code, error = FAILED, error or explain(failure)
-    if exit_code != DONE or error is not None:
-        return Ended(folder.url, exit_code, error=error)
-    return await asyncio.to_thread(_finish, folder, {receipt.nonce for receipt in session.ledger.held()})
+    async with contextlib.AsyncExitStack() as stack:  # the lease outlasts the session: what follows on it writes to the run too
+        exit_code, error = DONE, None
+        try:
+            tenure = await stack.enter_async_context(coordinating(folder.store, config.run.lease))
+            async with open_session(config, folder, tenure, resume=resume, mode=mode) as session:
+                stopper.session = session
+                try:
+                    await run(session)
+                    session.telemetry.phase("done")
+                    await session.end("done")
+                except Interrupted:
+                    exit_code, error = INTERRUPTED, f"interrupted; go on with --resume --set run.name={folder.name}"
+                    await _ended(session, "interrupted")
+                except Exception as failure:  # noqa: BLE001 - told, and turned into an exit code
+                    exit_code, error = FAILED, explain(failure)
+                    await _ended(session, "failed")
+        except asyncio.CancelledError:
+            exit_code, error = INTERRUPTED, "interrupted before the run began"
+        except (ConfigError, StoreError) as failure:
+            if stopper.session is None:
+                raise
+            exit_code, error = FAILED, error or f"the run's end could not be written: {failure}"
+        except Exception as failure:  # noqa: BLE001 - told, and turned into an exit code
+            exit_code, error = FAILED, error or explain(failure)
+        if exit_code != DONE or error is not None:
+            return Ended(folder.url, exit_code, error=error)
+        return await asyncio.to_thread(_finish, folder, {receipt.nonce for receipt in session.ledger.held()})
+
+
+async def _ended(session: Session, state: str) -> None:
+    """Writes how a run ended that ended badly, if it can be written: what ended it is told either way."""
+    with contextlib.suppress(LedgerTaken, StoreError):
+        await session.end(state)
 
 
 def _finish(folder: RunFolder, held: set[str]) -> Ended:

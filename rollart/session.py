@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import time
+import dataclasses
 import uuid
-from collections.abc import Awaitable, Coroutine, Mapping
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,12 +16,14 @@ from rollart.config import Config
 from rollart.control.cut import LedgerCut
 from rollart.control.ledger import Ledger
 from rollart.engines.fleet import EngineFleet
+from rollart.journal import Fates
 from rollart.rollout.coordinator import Rollout, begun_topic
 from rollart.rollout.dispatcher import Dispatcher
 from rollart.rollout.evaluation import Evaluation, evaluate_version
 from rollart.rollout.tables import evaluation_rows, settlement_rows, write_fates
 from rollart.run import RunFolder
 from rollart.telemetry import Telemetry
+from rollart.tenure import Tenure
 from rollart.training.handle import Trainer
 from rollart.training.logprobs.stage import LogprobStage
 from rollart.training.metrics import StepMetrics
@@ -42,19 +43,16 @@ class Interrupted(Exception):
     """The user asked the run to stop."""
 
 
-class LedgerTaken(RuntimeError):
-    """Another process writes this run's ledger."""
-
-
 class NoSignal(RuntimeError):
     """Step after step, no group carried any signal to learn from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handles:
-    """What a session works with: the cluster's client, the trainer, the engines, and the stage of reference and proximal log-probabilities,
-    where the trainer doesn't compute them itself."""
+    """What a session works with: the tenure of this process as the run's coordinator, the cluster's client, the trainer, the engines, and the
+    stage of reference and proximal log-probabilities, where the trainer doesn't compute them itself."""
 
+    tenure: Tenure
     client: Client
     trainer: Trainer
     engines: EngineFleet
@@ -68,6 +66,7 @@ class Session:
         self.config, self.folder, self.telemetry, self.ledger = config, folder, telemetry, ledger
         self.resumed = parent is not None
         self.client, self.trainer, self.engines, self.logprobs = handles.client, handles.trainer, handles.engines, handles.logprobs
+        self.tenure = handles.tenure
         self.version = Version(ledger.lineage, ledger.next_step)
         self.stop = asyncio.Event()
         self._parent = parent
@@ -133,6 +132,7 @@ class Session:
             work = evaluate_version(self.dispatcher(), self.version, names, episodes, self.config.rollout.attempts, self.config.run.step_timeout)
             found = await self.unless_stopped(work)
         rows = evaluation_rows(found.members, self.version.lineage, self.version.step)
+        await asyncio.to_thread(self.tenure.check)
         await asyncio.to_thread(write_fates, self.folder.store, "evaluate", self.version.lineage, self.version.step, rows)
         self.telemetry.evaluation(self.version.step, found, names)
         return found
@@ -168,7 +168,9 @@ class Session:
         self._parent, self.version = self.version, Version(batch.lineage, batch.step + 1)
         settlement = self.ledger.settle(batch)
         rows = settlement_rows(batch, settlement)
-        await asyncio.to_thread(self._commit, batch, rows)
+        # The ledger first: what stands in it counts, and whoever has lost the run may leave nothing that says otherwise.
+        await asyncio.to_thread(self.tenure.commit, batch.lineage, batch.step, _spelled(rows))
+        await asyncio.to_thread(write_fates, self.folder.store, "train", batch.lineage, batch.step, rows)
         self.telemetry.step(batch, taught, trained, self.ledger.fates, str(self.version), wait_s)
         self._watch_signal(trained)
         return trained
@@ -198,13 +200,6 @@ class Session:
     def due(self, every: int, step: int) -> bool:
         """Whether something that happens every `every` steps happens after `step`; 0 is never."""
         return every > 0 and step % every == 0
-
-    def _commit(self, batch: Batch, rows: list[dict[str, Any]]) -> None:
-        write_fates(self.folder.store, "train", batch.lineage, batch.step, rows)
-        fates = [[str(Attempt(Episode(r["task"], r["episode"], r["purpose"]), r["member"], r["attempt"])), r["nonce"], r["fate"]] for r in rows]
-        entry = {"lineage": batch.lineage, "step": batch.step, "time": time.time(), "fates": fates}
-        if not self.folder.store.create(f"ledger/{batch.lineage}-{batch.step:08d}.json", json.dumps(entry).encode()):
-            raise LedgerTaken(f"step {batch.step} of {self.folder.url} is in its ledger already: another process runs this run; stop one of the two")
 
     def _watch_signal(self, trained: StepMetrics) -> None:
         self._skipped = 0 if trained.optimiser_steps else self._skipped + 1
@@ -245,8 +240,9 @@ class Session:
         """Saves weights, optimiser, random state and the ledger's cut in one commit, unless the present version is saved already."""
         if self._saved == self.version:
             return
-        cut = CUT.dump_python(self.ledger.cut(), mode="json")
+        cut = CUT.dump_python(dataclasses.replace(self.ledger.cut(), entry=self.tenure.last), mode="json")
         await self.published()
+        await asyncio.to_thread(self.tenure.check)
         with self.telemetry.stage("checkpoint"):
             await self.trainer.checkpoint(self.version, {"ledger": cut} | self._reference())
         self._saved = self.version
@@ -266,6 +262,11 @@ class Session:
         except StoreError as error:
             self.telemetry.note(f"old versions stay for now: {error}")
 
+    async def end(self, state: str) -> None:
+        """Writes how the run, or this part of it, ended. LedgerTaken, and nothing is written, if it has gone on with another coordinator."""
+        await asyncio.to_thread(self.tenure.check)
+        self.telemetry.end(state)
+
     async def close(self) -> None:
         """Ends what is under way: the publication and the removal of old versions are awaited, everything else in flight is cancelled."""
         for task in self._beside:
@@ -276,3 +277,8 @@ class Session:
         for dispatcher in self._dispatchers:
             await dispatcher.close()
         await self.engines.close()
+
+
+def _spelled(rows: Sequence[Mapping[str, Any]]) -> Fates:
+    """Fate rows as the run's ledger has them."""
+    return tuple((str(Attempt(Episode(r["task"], r["episode"], r["purpose"]), r["member"], r["attempt"])), r["nonce"], r["fate"]) for r in rows)

@@ -131,6 +131,13 @@ class Place:
 
         return CheckpointStore(str(self.run(name) / "checkpoints"))
 
+    def journal(self, name: str) -> Any:
+        """The log of what the run's coordinators committed."""
+        from rollart.journal import Journal
+        from storage.objects.store import ObjectStore
+
+        return Journal(ObjectStore(str(self.run(name))))
+
     def trajectories(self, name: str) -> Any:
         """A pandas frame of the run's compacted trajectories."""
         import pandas as pd

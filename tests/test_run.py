@@ -1,6 +1,8 @@
 """A run's folder: made once, found by name or as the newest, gone on with only as the same experiment."""
 
 import json
+import os
+import re
 import uuid
 from pathlib import Path
 
@@ -8,7 +10,11 @@ import pytest
 
 from rollart import run
 from rollart.config import Config, ConfigError, parse
+from rollart.journal import Journal, Opened, Trained
+from rollart.lease import RunHeld
+from rollart.processes import this_process
 from rollart.run import RunDamaged, RunExists, RunFolder, RunMissing
+from rollart.tenure import Tenure
 from storage.objects.store import ObjectStore
 
 QUICKSTART = (Path(__file__).parent.parent / "flows" / "configs" / "quickstart.yaml").read_text()
@@ -100,15 +106,38 @@ def test_a_damaged_configuration_in_a_run_is_named(root: str) -> None:
         folder.config()
 
 
+def test_a_run_that_another_process_runs_is_refused_by_either_way_of_starting_it(root: str) -> None:
+    folder = RunFolder.create(configured(root, "run.name=r"), "train")
+    Tenure.take(folder.store, 60.0)
+    said = rf"^{re.escape(folder.url)} is run by process {os.getpid()} on .* \(coordinator 0, last heard of 0 s ago\): stop it first"
+    with pytest.raises(RunHeld, match=said):
+        RunFolder.resume(configured(root, "run.name=r"))
+    with pytest.raises(RunHeld, match=said):
+        RunFolder.create(configured(root, "run.name=r"), "train")
+
+
+def test_a_run_counts_as_begun_once_a_second_coordinator_has_taken_it_over(root: str) -> None:
+    folder = RunFolder.create(configured(root, "run.name=r"), "train")
+    Tenure.take(folder.store, 60.0).release()
+    assert not folder.began()
+    Tenure.take(folder.store, 60.0)
+    assert folder.began()
+    folder.discard()
+    assert folder.store.list() == []
+
+
 def test_only_folders_of_runs_are_listed(root: str) -> None:
     RunFolder.create(configured(root, "run.name=r"), "train")
     store = ObjectStore(root)
     store.write("notes.txt", b"x")
     store.write("other/deep/run.json", b"{}")
-    store.write("r/ledger/0-00000000.json", b"{}")
-    assert run.names(root) == ["r"] and run.about(root, "r")["state"] == "1 steps, not ended"
+    journal = Journal(store.child("r"))
+    for number, step in enumerate([0, 1, 2, 1]):  # the last went back to where the third had begun
+        journal.append(number, Trained(0, number // 3, step, 0.0, ()))
+    journal.append(4, Opened(this_process(), 0.0))
+    assert run.names(root) == ["r"] and run.about(root, "r")["state"] == "2 steps, not ended"
     store.write("r/report.html", b"")
-    assert run.about(root, "r")["state"] == "1 steps, reported"
+    assert run.about(root, "r")["state"] == "2 steps, reported"
 
 
 def test_a_run_whose_own_files_are_spoilt_is_named(root: str) -> None:

@@ -46,8 +46,10 @@ def test_resume_goes_on_in_the_next_lineage_without_a_gap_or_a_step_twice(stoppe
     published = [str(v) for v in place.weights("stopped").versions()]
     assert published == [*(f"0-{n}" for n in range(reached + 1)), *(f"1-{reached + n}" for n in range(4))]
     assert [line["step"] for line in place.metrics("stopped", "resume")] == [reached]
-    entries = sorted(p.name for p in (place.run("stopped") / "ledger").iterdir())
-    assert entries == [*(f"0-{n:08d}.json" for n in range(reached)), *(f"1-{reached + n:08d}.json" for n in range(3))]
+    counted = [(b.coordinator, b.lineage, b.step) for b in place.journal("stopped").batches()]
+    taken_over = reached + 1  # after the first coordinator's own entry and a step each
+    assert counted == [*((0, 0, n) for n in range(reached)), *((taken_over, 1, reached + n) for n in range(3))]
+    assert place.journal("stopped").numbers() == list(range(taken_over + 4))
 
 
 def test_what_a_resumed_run_trained_on_it_trained_on_once_and_inside_the_window(stopped: SimpleNamespace) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from types import SimpleNamespace
@@ -51,7 +50,7 @@ def test_a_run_leaves_everything_that_is_promised(ended: SimpleNamespace) -> Non
     assert (folder / "config.yaml").read_text().startswith("run:")
     assert [str(v) for v in ended.place.weights("whole").versions()] == [f"0-{n}" for n in range(STEPS + 1)]
     assert [str(v) for v in ended.place.checkpoints("whole").versions()] == ["0-2", "0-4", "0-5"]  # weights.keep_checkpoints
-    assert sorted(p.name for p in (folder / "ledger").iterdir()) == [f"0-{n:08d}.json" for n in range(STEPS)]
+    assert sorted(p.name for p in (folder / "ledger").iterdir()) == [f"{n:08d}.json" for n in range(1 + STEPS)]
     assert [line["step"] for line in ended.place.metrics("whole", "step")] == list(range(1, STEPS + 1))
     assert [line["step"] for line in ended.place.metrics("whole", "evaluation")] == [0, 3, STEPS]
     assert [line["state"] for line in ended.place.metrics("whole", "end")] == ["done"]
@@ -93,8 +92,7 @@ def test_evaluation_holds_one_version_to_its_end(ended: SimpleNamespace) -> None
 def test_nothing_is_trained_twice(ended: SimpleNamespace, trained: pd.DataFrame) -> None:
     assert not trained.duplicated(IDENTITY).any()
     assert not ended.table["nonce"].duplicated().any()
-    entries = [json.loads(p.read_text()) for p in sorted((ended.place.run("whole") / "ledger").iterdir())]
-    settled = [nonce for entry in entries for _, nonce, fate in entry["fates"] if fate in ("trained", "no_signal")]
+    settled = [nonce for entry in ended.place.journal("whole").batches() for _, nonce, fate in entry.fates if fate in ("trained", "no_signal")]
     assert sorted(settled) == sorted(trained["nonce"])
 
 
