@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 from rollart.dashboard.corrections import Agreement, Correction, agreement, corrections
 from rollart.dashboard.estimates import Estimate, mean_estimate, rise_estimate
 from rollart.dashboard.metrics import read_metrics
+from rollart.dashboard.placed import NOWHERE_ELSE, Placed, placed
 from rollart.dashboard.task_rollout import TaskRollout, task_rollouts
 from rollart.dashboard.timeline import Interval, Usage, measure
 from storage.version import Version
@@ -100,6 +101,7 @@ class Summary:
     corrections: Mapping[int, Correction] = field(default_factory=dict)
     agreement: Agreement | None = None
     rollout: Sequence[TaskRollout] = ()
+    placed: Placed = NOWHERE_ELSE
 
     def to_dict(self) -> dict[str, Any]:
         """The same as JSON values."""
@@ -112,6 +114,7 @@ class Summary:
             "corrections": {str(age): found.to_dict() for age, found in self.corrections.items()},
             "agreement": self.agreement.to_dict() if self.agreement else None,
             "rollout": {found.task: found.to_dict() for found in self.rollout},
+            "placed": self.placed.to_dict(),
             "stages": {stage: {"seconds": seconds, "share": use.shares[stage]} for stage, seconds in use.stages.items()},
             "overlap_share": use.overlap_share,
             "trainer_idle_share": use.trainer_idle_share,
@@ -147,6 +150,7 @@ def summarize(lines: Sequence[Mapping[str, Any]], table: Rows) -> Summary:
         corrections=corrections(lines),
         agreement=agreement(lines),
         rollout=task_rollouts(lines),
+        placed=placed(lines),
     )
 
 

@@ -73,6 +73,7 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
             "rollout tokens a second",
             f"{_count(use.rate_while_training)} while training, {_count(use.rate_while_idle)} while idle, ratio {_decimal(use.rate_ratio)}",
         ),
+        *summary.placed.figures(),
         ("tokens sampled", f"{summary.tokens_generated:,.0f}"),
         ("peak memory", "not measured" if summary.peak_memory is None else f"{summary.peak_memory / 1e9:.2f} GB"),
     ]
