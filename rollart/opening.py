@@ -26,9 +26,14 @@ from rollart.preparation import prepare_policy_task
 from rollart.rewards.worker import RewardPlugin
 from rollart.rollout.coordinator import begun_topic
 from rollart.rollout.episode import Limits
+from rollart.rollout.leaving import told_topic
+from rollart.rollout.placing import Placing
 from rollart.rollout.reader import StoredTrajectories
 from rollart.rollout.tables import abandon_after
+from rollart.rollout.watchdog import Watchdog
+from rollart.rollout.window import SubmissionWindow, cluster_slots
 from rollart.rollout.worker import EnvironmentPlugin, RolloutPlan, TaskPlan
+from rollart.routes import places, placing_plan, routing_plan
 from rollart.run import RunFolder
 from rollart.session import CUT, REFERENCE, Handles, Session
 from rollart.telemetry import Telemetry
@@ -87,14 +92,17 @@ async def open_session(config: Config, folder: RunFolder, tenure: Tenure, *, res
         plugins: list[tuple[Stage, WorkerPlugin]] = [
             ("generate", engine_host(config, folder)),
             ("environment", EnvironmentPlugin(rollout_plan(config, folder, ledger.lineage))),
-            ("reward", RewardPlugin(folder.url, folder.storage_options, {t.name: t.reward for t in config.tasks})),
         ]
+        if apart := {t.name: t.reward for t in config.tasks if t.scored_apart}:
+            limits_s, topic = {t.name: t.reward_timeout for t in config.tasks}, told_topic(folder.name, ledger.lineage)
+            plugins.append(("reward", RewardPlugin(folder.url, folder.storage_options, apart, limits_s, topic)))
         logprobs = None
         if config.logprobs_elsewhere:
             plugins.append(("logprobs", logprob_plugin(config, folder)))
             logprobs = LogprobStage(client, _resource(config, "logprobs"), namespace, reference, config.run.step_timeout)
         await asyncio.gather(*(_register(stack, client, config, stage, plugin) for stage, plugin in plugins))
         engines = EngineFleet(client, _resources(config, "generate"), _resources(config, "environment"))
+        window = SubmissionWindow(await client.run_on_scheduler(cluster_slots))
         metrics = MetricsWriter(folder.url, folder.storage_options, resume_step=kept if resume else None)
         stack.enter_context(metrics)
         status = RunStatus(
@@ -102,12 +110,20 @@ async def open_session(config: Config, folder: RunFolder, tenure: Tenure, *, res
         )
         telemetry = Telemetry(metrics, progress, status)
         trainer.tell = telemetry.note
-        session = Session(config, folder, Handles(tenure, client, trainer, engines, logprobs), telemetry, ledger, parent)
+        session = Session(config, folder, Handles(tenure, client, trainer, engines, window, places(config), logprobs), telemetry, ledger, parent)
         if resume:
             telemetry.note(_what_resuming_means(ledger, parent, abandoned))
+        client.subscribe_topic(told_topic(folder.name, ledger.lineage), lambda event: telemetry.event(event[1], {"kind": "told", "text": event[1]}))
         stack.push_async_callback(session.close)
         session.beside(telemetry.sample(engines.tokens, session.in_flight, session.awaited))
+        placing = Placing(client, engines, placing_plan(config, folder.name, ledger.lineage), session.places, session.dispatchers, telemetry.event)
+        stack.callback(placing.close)
+        await placing.start()
+        telemetry.more.append(placing.stepped)
+        session.beside(placing.keep())
         session.beside(engines.keep())
+        session.beside(Watchdog(client, session.dispatchers, config.rollout.silence, config.rollout.worker_wait, telemetry.event).keep())
+        session.beside(window.keep(client))
         yield session
 
 
@@ -183,7 +199,8 @@ async def _unregister(client: Client, name: str) -> None:
 
 
 def _resources(config: Config, stage: Stage) -> frozenset[str]:
-    return frozenset(config.hardware[config.affinity.hardware_class(stage, t.name)].resource for t in config.tasks)
+    """The resources of all classes that serve a stage of the run's tasks, or may have to."""
+    return frozenset(config.hardware[name].resource for name in config.affinity.serving(stage, [t.name for t in config.tasks]))
 
 
 def _resource(config: Config, stage: Stage) -> str:
@@ -246,14 +263,16 @@ def rollout_plan(config: Config, folder: RunFolder, lineage: int) -> RolloutPlan
     """What every environment worker has to know."""
     tasks = {
         t.name: TaskPlan(
-            t.environment, t.settings, Limits(t.max_turns, t.max_new_tokens, t.max_tokens, t.reset_timeout, t.step_timeout),
+            t.environment, t.settings, Limits(t.max_turns, t.max_new_tokens, t.max_tokens, t.reset_timeout, t.step_timeout, t.reward_timeout),
             t.sampling.transform, t.run_in,
             config.hardware[config.affinity.hardware_class("generate", t.name)].resource, t.system,
+            None if t.scored_apart else t.reward,
         )
         for t in config.tasks
     }  # fmt: skip
     return RolloutPlan(
         folder.url, folder.storage_options, folder.child(POLICY), config.run.seed, lineage, config.window, tasks,
         SamplingTransform(temperature=config.evaluate.temperature), config.rollout.flush, config.rollout.flush_rows,
-        config.policy.chat, begun_topic(config.redundancy, folder.name, lineage),
+        config.policy.chat, begun_topic(config.redundancy, folder.name, lineage), told_topic(folder.name, lineage),
+        routing_plan(config, folder.name, lineage),
     )  # fmt: skip

@@ -20,7 +20,9 @@ from rollart.journal import Fates
 from rollart.rollout.coordinator import Rollout, begun_topic
 from rollart.rollout.dispatcher import Dispatcher
 from rollart.rollout.evaluation import Evaluation, evaluate_version
+from rollart.rollout.placing import Places
 from rollart.rollout.tables import evaluation_rows, settlement_rows, write_fates
+from rollart.rollout.window import SubmissionWindow
 from rollart.run import RunFolder
 from rollart.telemetry import Telemetry
 from rollart.tenure import Tenure
@@ -49,13 +51,16 @@ class NoSignal(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Handles:
-    """What a session works with: the tenure of this process as the run's coordinator, the cluster's client, the trainer, the engines, and the
-    stage of reference and proximal log-probabilities, where the trainer doesn't compute them itself."""
+    """What a session works with: the tenure of this process as the run's coordinator, the cluster's client, the trainer, the engines, the
+    submission window, the places where attempts run, and the stage of reference and proximal log-probabilities, where the trainer doesn't
+    compute them itself."""
 
     tenure: Tenure
     client: Client
     trainer: Trainer
     engines: EngineFleet
+    window: SubmissionWindow
+    places: Places
     logprobs: LogprobStage | None = None
 
 
@@ -66,7 +71,7 @@ class Session:
         self.config, self.folder, self.telemetry, self.ledger = config, folder, telemetry, ledger
         self.resumed = parent is not None
         self.client, self.trainer, self.engines, self.logprobs = handles.client, handles.trainer, handles.engines, handles.logprobs
-        self.tenure = handles.tenure
+        self.tenure, self.window, self.places = handles.tenure, handles.window, handles.places
         self.version = Version(ledger.lineage, ledger.next_step)
         self.stop = asyncio.Event()
         self._parent = parent
@@ -103,12 +108,13 @@ class Session:
         """Trajectories as the ledger plans them; an async context manager."""
         self._rollout = Rollout(
             self.ledger, self.dispatcher(), stall_s=self.config.run.step_timeout, observe=self.telemetry.observe, served=self.version.step,
-            begun_topic=begun_topic(self.ledger.redundancy, self.folder.name, self.ledger.lineage),
+            begun_topic=begun_topic(self.ledger.redundancy, self.folder.name, self.ledger.lineage), warn=self.telemetry.note,
         )  # fmt: skip
         return self._rollout
 
     async def scripted(self, plays: Mapping[str, int]) -> list[Receipt]:
-        """Plays that many scripted episodes of each task; their receipts, in canonical order."""
+        """Plays that many scripted episodes of each task; their receipts, in canonical order. The error of one that fails each of its
+        `rollout.attempts` tries."""
         dispatcher = self.dispatcher()
         for task, episodes in plays.items():
             if episodes:
@@ -116,9 +122,12 @@ class Session:
         receipts = []
         async for ended in dispatcher.ended(self.config.run.step_timeout):
             for end in ended:
-                if end.member is None:
+                if end.member is not None:
+                    receipts.append(end.member.receipt)
+                elif end.attempt.number + 1 < self.config.rollout.attempts:
+                    dispatcher.dispatch([end.attempt.retried()])
+                else:
                     raise end.error or RuntimeError(f"{end.attempt} ended without a result")
-                receipts.append(end.member.receipt)
             if not dispatcher.in_flight:
                 break
         return sorted(receipts, key=lambda r: r.attempt)
@@ -141,21 +150,17 @@ class Session:
         """Trajectories dispatched and not ended, whatever for."""
         return sum(d.in_flight for d in self._dispatchers)
 
+    def dispatchers(self) -> list[Dispatcher]:
+        """Everything that sends attempts to the cluster."""
+        return self._dispatchers
+
     def awaited(self) -> str:
         """What the next batch still needs, in words."""
         return self._rollout.awaited() if self._rollout is not None else ""
 
     def dispatcher(self) -> Dispatcher:
         """A dispatcher whose Dask keys nothing else on the scheduler has."""
-        classes, hardware = self.config.affinity, self.config.hardware
-        resources = {
-            t.name: (
-                hardware[classes.hardware_class("environment", t.name)].resource,
-                hardware[classes.hardware_class("reward", t.name)].resource,
-            )
-            for t in self.config.tasks
-        }
-        made = Dispatcher(self.client, resources, f"{self.folder.name}-{self.version.lineage}-{uuid.uuid4().hex[:6]}")
+        made = Dispatcher(self.client, self.places, f"{self.folder.name}-{self.version.lineage}-{uuid.uuid4().hex[:6]}", self.window)
         self._dispatchers.append(made)
         return made
 
@@ -171,7 +176,9 @@ class Session:
         # The ledger first: what stands in it counts, and whoever has lost the run may leave nothing that says otherwise.
         await asyncio.to_thread(self.tenure.commit, batch.lineage, batch.step, _spelled(rows))
         await asyncio.to_thread(write_fates, self.folder.store, "train", batch.lineage, batch.step, rows)
-        self.telemetry.step(batch, taught, trained, self.ledger.fates, str(self.version), wait_s)
+        waited = self._rollout.waited if self._rollout is not None else {}
+        ledger = self.ledger
+        self.telemetry.step(batch, taught, trained, ledger.tallies, str(self.version), wait_s=wait_s, waited=waited, ends=ledger.ends)
         self._watch_signal(trained)
         return trained
 

@@ -65,6 +65,7 @@ tasks:
     environment: reasoning
     settings: {family: chain_sum, shown: "problem: (.*)", config: {min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 1}}
     reward: reasoning
+    score_in: future
     weight: 1
     group_size: 3
     run_in: loop

@@ -52,6 +52,9 @@ class Cluster:
                 self._news.clear()
                 await self._news.wait()
 
+    async def whereabouts(self) -> str:
+        return f"{len(self.open)} trajectories of lake on worker player-0"
+
     def follow(self, topic: str, begun: Callable[[list[Attempt]], None]) -> None:
         self.topic, self.begun = topic, begun
 
@@ -165,11 +168,23 @@ def test_nobody_tells_what_has_begun_where_no_rule_asks() -> None:
 
 async def test_failures_without_end_are_raised_with_the_last_ones_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator, "HOPELESS", 4)
+    monkeypatch.setattr(coordinator, "ROUNDS", 1)
     cluster = Cluster()
     async with rollout(cluster) as running:
         cluster.fail(list(cluster.open), "no space left on device")
         with pytest.raises(RolloutFailed, match=r"4 attempts in a row failed; the last, train/lake/1/1/0: no space left on device"):
             await soon(running.next_batch())
+
+
+async def test_one_round_of_failures_is_bad_luck_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "HOPELESS", 3)
+    cluster = Cluster()
+    async with rollout(cluster) as running:
+        first = list(cluster.open)
+        cluster.fail(first, "the shop is closed")
+        await cluster.until(lambda: all(a.retried() in cluster.open for a in first))
+        cluster.score(cluster.open)
+        assert len((await soon(running.next_batch())).members) == 4  # type: ignore[attr-defined]
 
 
 async def test_a_failed_publication_is_raised_instead_of_a_stall() -> None:
@@ -186,7 +201,7 @@ async def test_a_failed_publication_is_raised_instead_of_a_stall() -> None:
 async def test_silence_is_told_with_what_is_awaited() -> None:
     cluster = Cluster()
     async with rollout(cluster, stall_s=0.0) as running:
-        with pytest.raises(Stalled, match=r"awaited: 2 groups of lake; 4 in flight, such as train/lake/0/0/0"):
+        with pytest.raises(Stalled, match=r"awaited: 2 groups of lake; 4 in flight, such as train/lake/0/0/0; look at .*: 4 trajectories of lake on"):
             await soon(running.next_batch())
 
 

@@ -284,3 +284,22 @@ async def test_what_is_cancelled_stops_and_leaves_its_slot_to_others(cluster: Cl
     good = plays("frozen_lake", 2)
     cluster.dispatcher.dispatch(good)
     assert tried(await cluster.ends(2)) == good
+
+
+async def test_what_is_in_flight_is_told_with_what_its_worker_is_at_and_can_be_failed(cluster: Cluster) -> None:
+    stuck = plays("endless", 8)  # six slots: eight go out
+    cluster.dispatcher.dispatch(stuck)
+    cluster.dispatcher.dispatch(plays("here", 2))
+    for _ in range(6):
+        await asyncio.wait_for(Endless.resets.get(), PATIENCE_S)
+    told = await cluster.dispatcher.whereabouts()
+    assert told.startswith("8 scripted plays of endless on worker ") and told.endswith(
+        ": 6 in reset, 2 wait for a slot; 2 scripted plays of here wait for others to end before they go out"
+    )
+    assert cluster.dispatcher.held() == {"PLAY": 2}
+    assert [len(keys) for keys in cluster.dispatcher.keys().values()] == [2] * 8 + [0] * 2
+    await cluster.dispatcher.fail([*stuck, stuck[0].retried()], OSError("nobody has it"))
+    ends = await cluster.ends(10)
+    failed = [e for e in ends if e.member is None]
+    assert tried(failed) == stuck and {(e.cause, str(e.error)) for e in failed} == {("machine", "nobody has it")}
+    assert tried([e for e in ends if e.member is not None]) == plays("here", 2)
