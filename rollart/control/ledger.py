@@ -8,6 +8,7 @@ coordinator and a simulation feed the same object.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -21,6 +22,10 @@ from rollart.control.redundancy import Delays, Redundancy
 from rollart.control.staleness import StalenessWindow
 from rollart.control.tallies import Tallies
 from rollart.types import Attempt, Batch, Episode, Receipt, Score
+
+
+LOOK_S = 0.5
+"""Between two looks at which attempts are so late that they get a spare: a pass over everything in flight."""
 
 
 class LedgerError(RuntimeError):
@@ -52,6 +57,9 @@ class Ledger:
         self._filtered: dict[str, Counter[str]] = {q.task: Counter() for q in quotas}
         self._next_index = {q.task: 0 for q in quotas}
         self._open: dict[Episode, OpenGroup] = {}
+        self._ahead: Counter[str] = Counter()
+        self._unformable = False
+        self._next_look = -math.inf
         self._unsettled: list[tuple[Attempt, str, Fate]] = []
         self._resting: list[tuple[float, Episode, int]] = []
         self._stops: list[Attempt] = []
@@ -67,12 +75,13 @@ class Ledger:
         """Plans as many new groups as the window can use, given the oldest version served, and returns their attempts by group."""
         groups: list[list[Attempt]] = []
         for task, q in self.quotas.items():
-            ahead = sum(1 for e in self._open if e.task == task)
+            ahead = self._ahead[task]
             for _ in range(self.window.admissible(next_step=self.next_step, served=served, quota=q.quota, ahead=ahead)):
                 episode = Episode(task, self._next_index[task])
                 self._next_index[task] += 1
                 members = [OpenMember(i) for i in range(self.redundancy.launched(q.group_size))]
                 self._open[episode] = OpenGroup(episode, served, members)
+                self._ahead[task] += 1
                 groups.append([self._send(episode, member, now) for member in members])
         return groups
 
@@ -138,6 +147,7 @@ class Ledger:
         member.tries.remove(tried)
         self._stop(member, member.tries, "yielded")
         member.receipt, member.score, member.state = receipt, score, "scored"
+        self._unformable = False
         group = self._open[receipt.attempt.episode]
         if receipt.outcome == "over_age":
             self._drop_group(group, "over_age")
@@ -194,14 +204,17 @@ class Ledger:
 
         Groups that have outlived the window are dropped.
         """
+        if self._unformable:
+            return None
         step = self.next_step
         for group in [g for g in self._open.values() if g.complete and self.window.expired(g.oldest, step)]:
             self._drop_group(group, "too_stale")
         taken = choose(self._open.values(), self.quotas, self.window, step, self.short)
         if taken is None:
+            self._unformable = True
             return None
         for group in taken:
-            del self._open[group.episode]
+            self._close(group)
         self.next_step = step + 1
         return Batch(self.lineage, step, tuple(g.scored for g in taken))
 
@@ -248,6 +261,7 @@ class Ledger:
         ledger = cls(quotas, window, policy, lineage, cut.next_step, redundancy=redundancy, short=short)
         ledger._next_index |= {t: i for t, i in cut.next_index.items() if t in ledger._next_index}
         ledger._open = {g.episode: g for g in cut.open if g.episode.task in ledger.quotas}
+        ledger._ahead.update(episode.task for episode in ledger._open)
         ledger.tallies = Tallies(ledger.quotas, cut.tallies)
         ledger.late = cut.late
         ledger._unsettled = list(cut.unsettled)
@@ -259,6 +273,10 @@ class Ledger:
         return ledger
 
     # ---- inside
+
+    def _close(self, group: OpenGroup) -> None:
+        del self._open[group.episode]
+        self._ahead[group.episode.task] -= 1
 
     def _members(self) -> Iterator[tuple[OpenGroup, OpenMember]]:
         return ((g, m) for g in self._open.values() for m in g.members)
@@ -281,8 +299,9 @@ class Ledger:
     def _spares(self, now: float) -> list[Attempt]:
         """Second tries for those that have waited for their first token longer than most, the longest first."""
         found: list[Attempt] = []
-        if self.redundancy.rule != "before_first_token":
+        if self.redundancy.rule != "before_first_token" or now < self._next_look:
             return found
+        self._next_look = now + LOOK_S
         patience = {task: self.delays.quantile(task, self.redundancy.patience) for task in self.quotas}
         for group in self._open.values():
             limit = patience[group.episode.task]
@@ -309,6 +328,7 @@ class Ledger:
         self.tallies.note(group.episode.task, fate, member.receipt)
         self._unsettled.append((attempt, member.receipt.nonce if member.receipt else "", fate))
         member.state = "dropped"
+        self._unformable = False
 
     def _filter(self, group: OpenGroup) -> None:
         """Drops a complete group that is not worth a step, so that its slot is free for another."""
@@ -328,7 +348,7 @@ class Ledger:
 
     def _drop_group(self, group: OpenGroup, fate: Fate) -> None:
         """Drops a group whole; members that were dropped before keep their own fate."""
-        del self._open[group.episode]
+        self._close(group)
         for member in group.members:
             if member.state != "dropped":
                 self._drop(group, member, fate)

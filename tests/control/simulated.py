@@ -55,6 +55,7 @@ class Simulation:
         self.events: list[Event] = []
         self.out: set[Attempt] = set()  # attempts that the cluster plays
         self.sent = 0
+        self.first: dict[tuple[Attempt, int], int] = {}  # version of the first token, by attempt and run
         self.batches: list[Batch] = []
         self.fates: list[tuple[Attempt, str, str]] = []
         self.settled_at_cut: tuple[int, LedgerCut] | None = None
@@ -85,19 +86,17 @@ class Simulation:
     def happens(self, event: Event) -> None:
         ledger, attempt = self.ledger, event.attempt
         if event.kind == "begin":
-            event_first = self.version
-            for later in self.events:
-                if later.attempt == attempt and later.run == event.run and later.kind == "finish":
-                    later.first = event_first
+            self.first[attempt, event.run] = self.version
             ledger.begun(attempt, self.now)
         elif event.kind == "fail":
             self.out.discard(attempt)
             ledger.failed(attempt, self.rng.choice(CAUSES), self.now)
         else:
             self.out.discard(attempt)
-            stale = self.version - event.first > self.alpha
+            first = self.first.get((attempt, event.run), event.first)
+            stale = self.version - first > self.alpha
             outcome: Outcome = "over_age" if stale else self.rng.choice(["terminated", "terminated", "over_length"])
-            receipt = Receipt(attempt, f"{attempt}@{event.order}", ledger.lineage, "f", 0, outcome, event.first, self.version, 4, 2, 1)
+            receipt = Receipt(attempt, f"{attempt}@{event.order}", ledger.lineage, "f", 0, outcome, first, self.version, 4, 2, 1)
             ledger.scored(receipt, Score(attempt, receipt.nonce, self.rng.choice([0.0, 1.0])))
 
     # ---- the coordinator
