@@ -12,7 +12,7 @@ from storage.version import Version
 
 __all__ = ["Rescored", "agreed", "alarms"]
 
-_BOUNDS = {"float64": (1e-3, 0.05), "float32": (1e-3, 0.05), "bfloat16": (0.03, 1.5)}
+_BOUNDS = {"float64": (1e-3, 0.05), "float32": (1e-3, 0.05), "bfloat16": (0.08, 1.5)}
 """Mean and largest difference in nats: float32 differs by some 1e-5, bfloat16 by up to 0.3 on single tokens of real models."""
 
 _CAUSES = (

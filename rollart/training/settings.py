@@ -240,7 +240,7 @@ class AgreementSettings(_Settings):
     """How far the trainer's log-probabilities may be from the engine's at the same version: on tokens that the trainer's own version sampled
     and, where a batch has few of those, on a sample that the stored version which sampled it is asked again for."""
 
-    mean: float | None = Field(default=None, gt=0, description="mean difference in nats over which a step alarms; default: 1e-3, in bfloat16 0.03")
+    mean: float | None = Field(default=None, gt=0, description="mean difference in nats over which a step alarms; default: 1e-3, in bfloat16 0.08")
     highest: float | None = Field(default=None, gt=0, description="largest difference of a token in nats that alarms; default: 0.05, in bfloat16 1.5")
     own: int = Field(default=256, ge=1, description="tokens of the trainer's own version under which a batch has too few of them")
     sample: int = Field(
