@@ -69,7 +69,7 @@ def test_a_step_writes_its_reward_staleness_fates_and_tokens(telemetry: Telemetr
     }  # fmt: skip
     assert line["train"]["loss"] == 0.25
     assert (line["groups"], line["waited"]) == ({"lake": 1, "sums": 1}, {"lake": 0.25})
-    assert line["by_task"]["lake"] == {"trained": {"members": 2, "played": 2, "sampled": 8, "seconds": 3.0}}
+    assert line["by_task"]["lake"] == {"trained": {"members": 2, "played": 2, "sampled": 8, "seconds": 3.0, "outlasted": 0}}
     assert (telemetry.status.step, telemetry.status.version) == (5, "0-5")
     assert telemetry.status.staleness == {1: 1, 0: 1}  # of those with signal: nothing else was trained on
     telemetry.step(BATCH, TAUGHT, StepMetrics(4), Tallies(()), "0-5", wait_s=0.0, waited={}, ends={})

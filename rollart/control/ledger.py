@@ -154,7 +154,7 @@ class Ledger:
             return True
         if len(group.survivors) >= self.quotas[group.episode.task].group_size:
             for late in [m for m in group.members if m.state == "running"]:
-                self._drop(group, late, "spare")
+                self._drop(group, late, "spare", outlasted=receipt)
         self._filter(group)
         return True
 
@@ -320,12 +320,12 @@ class Ledger:
             self.ends[end] += 1
             self._stops.append(tried.attempt)
 
-    def _drop(self, group: OpenGroup, member: OpenMember, fate: Fate, attempt: Attempt | None = None) -> None:
-        """Gives a member up; `attempt` is the one that decided it, if one did."""
+    def _drop(self, group: OpenGroup, member: OpenMember, fate: Fate, attempt: Attempt | None = None, outlasted: Receipt | None = None) -> None:
+        """Gives a member up; `attempt` is the one that decided it, if one did, and `outlasted` what another one came to meanwhile."""
         if attempt is None:
             attempt = member.receipt.attempt if member.receipt else Attempt(group.episode, member.index, max(0, member.tried - 1))
         self._stop(member, member.tries, "stopped")
-        self.tallies.note(group.episode.task, fate, member.receipt)
+        self.tallies.note(group.episode.task, fate, member.receipt, outlasted)
         self._unsettled.append((attempt, member.receipt.nonce if member.receipt else "", fate))
         member.state = "dropped"
         self._unformable = False

@@ -11,16 +11,22 @@ from rollart.types import Receipt
 
 @dataclass(slots=True)
 class Tally:
-    """`members` with one fate, of which `played` left a trajectory, with so many `sampled` tokens and `seconds` in all."""
+    """`members` with one fate, of which `played` left a trajectory, with so many `sampled` tokens and `seconds` in all.
+
+    Those that were stopped for others of their group left none: `outlasted` sums the tokens of the last that had ended by then. They were still
+    running, so where length alone drives latency they would have had as many at least.
+    """
 
     members: int = 0
     played: int = 0
     sampled: int = 0
     seconds: float = 0.0
+    outlasted: int = 0
 
-    def note(self, receipt: Receipt | None) -> None:
-        """One member more; `receipt` is its trajectory's, if it left one."""
+    def note(self, receipt: Receipt | None, outlasted: Receipt | None = None) -> None:
+        """One member more; `receipt` is its trajectory's, if it left one, and `outlasted` that of the one for which it was stopped."""
         self.members += 1
+        self.outlasted += outlasted.sampled if outlasted is not None else 0
         if receipt is not None:
             self.played += 1
             self.sampled += receipt.sampled
@@ -30,6 +36,11 @@ class Tally:
     def mean_sampled(self) -> float | None:
         """Tokens a trajectory; None without any."""
         return self.sampled / self.played if self.played else None
+
+    @property
+    def least_sampled(self) -> float | None:
+        """Tokens that those had at least which were stopped for others, if latency is their length's; None without any."""
+        return self.outlasted / (self.members - self.played) if self.outlasted else None
 
 
 class Tallies:
@@ -46,6 +57,6 @@ class Tallies:
             found.update({fate: tally.members for fate, tally in of_task.items()})
         return found
 
-    def note(self, task: str, fate: str, receipt: Receipt | None) -> None:
+    def note(self, task: str, fate: str, receipt: Receipt | None, outlasted: Receipt | None = None) -> None:
         """A member of `task` ended as `fate`."""
-        self.by_task[task].setdefault(fate, Tally()).note(receipt)
+        self.by_task[task].setdefault(fate, Tally()).note(receipt, outlasted)

@@ -80,7 +80,9 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
 
 
 def _tally(tally: Tally) -> str:
-    return f"{tally.members:,}" if tally.mean_sampled is None else f"{tally.members:,} ({tally.mean_sampled:,.1f})"
+    if tally.mean_sampled is not None:
+        return f"{tally.members:,} ({tally.mean_sampled:,.1f})"
+    return f"{tally.members:,}" if tally.least_sampled is None else f"{tally.members:,} (at least {tally.least_sampled:,.1f})"
 
 
 def _correction(found: Correction) -> str:

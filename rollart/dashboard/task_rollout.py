@@ -31,7 +31,9 @@ class TaskRollout:
         return dict(sorted(others.items(), key=lambda item: -item[1].members))
 
     def to_dict(self) -> dict[str, Any]:
-        fates = {fate: {**asdict(tally), "mean_sampled": tally.mean_sampled} for fate, tally in self.fates.items()}
+        fates = {
+            fate: {**asdict(tally), "mean_sampled": tally.mean_sampled, "least_sampled": tally.least_sampled} for fate, tally in self.fates.items()
+        }
         return {"share": self.share, "waited": self.waited, "fates": fates}
 
 

@@ -102,6 +102,20 @@ def test_first_finished_launches_larger_groups_and_stops_who_is_last() -> None:
     assert [fate for _, _, fate in ledger.settle(batch).fates] == ["spare"] * 2 + ["trained"] * 4
 
 
+def test_what_is_stopped_for_others_is_told_with_the_tokens_of_the_last_that_had_ended_by_then() -> None:
+    ledger = make(Redundancy("first_finished", factor=1.5))
+    (group,) = ledger.admit(served=0, now=0.0)
+    for tokens, attempt in zip((2, 3, 5, 8), group, strict=False):
+        receipt = Receipt(attempt, str(attempt), 0, "f", 0, "terminated", 0, 0, 20, tokens, 1)
+        ledger.scored(receipt, Score(attempt, receipt.nonce, float(attempt.member)))
+    batch = ledger.form_batch()
+    assert batch is not None
+    ledger.settle(batch)
+    told = ledger.tallies.by_task["t"]
+    assert (told["spare"].members, told["spare"].mean_sampled, told["spare"].least_sampled) == (2, None, 8.0)
+    assert (told["trained"].mean_sampled, told["trained"].least_sampled) == (4.5, None)
+
+
 @pytest.mark.parametrize(("field", "value"), [("factor", 0.9), ("factor", 5.0), ("patience", 1.0), ("patience", -0.1)])
 def test_a_factor_or_a_patience_that_makes_no_sense_is_refused(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{field} is {value}"):
