@@ -30,6 +30,7 @@ class LedgerCut:
     late: int
     unsettled: list[tuple[Attempt, str, Fate]] = field(default_factory=list)
     entry: int = -1
+    ends: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

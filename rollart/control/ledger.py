@@ -23,7 +23,6 @@ from rollart.control.staleness import StalenessWindow
 from rollart.control.tallies import Tallies
 from rollart.types import Attempt, Batch, Episode, Receipt, Score
 
-
 LOOK_S = 0.5
 """Between two looks at which attempts are so late that they get a spare: a pass over everything in flight."""
 
@@ -246,7 +245,8 @@ class Ledger:
     def cut(self) -> LedgerCut:
         """The state between two steps, to be stored with a checkpoint; a batch that was formed and not settled would be lost."""
         return LedgerCut(
-            self.lineage, self.next_step, dict(self._next_index), list(self._open.values()), self.tallies.by_task, self.late, list(self._unsettled)
+            self.lineage, self.next_step, dict(self._next_index), list(self._open.values()), self.tallies.by_task, self.late, list(self._unsettled),
+            ends=dict(self.ends),
         )  # fmt: skip
 
     @classmethod
@@ -263,10 +263,11 @@ class Ledger:
         ledger._open = {g.episode: g for g in cut.open if g.episode.task in ledger.quotas}
         ledger._ahead.update(episode.task for episode in ledger._open)
         ledger.tallies = Tallies(ledger.quotas, cut.tallies)
-        ledger.late = cut.late
+        ledger.late, ledger.ends = cut.late, Counter(cut.ends)
         ledger._unsettled = list(cut.unsettled)
         for group, member in ledger._members():
-            member.tries = sorted(member.tries, key=lambda t: t.begun is None)[:1]
+            member.tries, others = (tries := sorted(member.tries, key=lambda t: t.begun is None))[:1], tries[1:]
+            ledger.ends["yielded"] += len(others)
             if member.state == "running" and not member.tries:
                 ledger._resting.append((0.0, group.episode, member.index))
         heapq.heapify(ledger._resting)

@@ -58,7 +58,7 @@ class Simulation:
         self.first: dict[tuple[Attempt, int], int] = {}  # version of the first token, by attempt and run
         self.batches: list[Batch] = []
         self.fates: list[tuple[Attempt, str, str]] = []
-        self.settled_at_cut: tuple[int, LedgerCut] | None = None
+        self.settled_at_cut: tuple[int, LedgerCut, int] | None = None
 
     # ---- the cluster
 
@@ -130,14 +130,14 @@ class Simulation:
             self.fates += self.ledger.settle(batch).fates
             self.version = batch.step + 1
             if self.rng.random() < 0.2:
-                self.settled_at_cut = len(self.batches), CUT.validate_json(CUT.dump_json(self.ledger.cut()))
+                self.settled_at_cut = len(self.batches), CUT.validate_json(CUT.dump_json(self.ledger.cut())), self.sent
         self.send([a for group in self.ledger.admit(self.version, self.now) for a in group] + self.ledger.due(self.now))
 
     def resume(self) -> None:
         """The run is killed and gone on from its last checkpoint, as another lineage; what was after it is as if it had never been."""
         if self.settled_at_cut is None:
             return
-        kept, cut = self.settled_at_cut
+        kept, cut, sent = self.settled_at_cut
         self.run += 1
         self.batches = self.batches[:kept]
         trained = {(m.receipt.attempt, m.receipt.nonce) for b in self.batches for m in b.members}
@@ -146,8 +146,9 @@ class Simulation:
         self.version, self.out, self.events = cut.next_step, set(), []
         running = self.ledger.running()
         self.ledger.renew(running, self.now)
-        self.sent = 0
+        self.sent = sent - len(running)
         self.send(running)
+        self.check()
 
     # ---- what always holds
 
