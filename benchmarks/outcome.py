@@ -29,7 +29,8 @@ class Unavailable(RuntimeError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """`rows`: one flat mapping an observation, one or more; the first entry names the way, floats are figures.
+    """`rows`: one flat mapping an observation, one or more; the first entry names the way, floats are figures. The table
+    shows those that all rows have.
 
     `headline`: the figures that goals are set on.
     """
@@ -85,7 +86,7 @@ def show(benchmark: Benchmark, outcome: Outcome, machine: Mapping[str, Any]) -> 
     """Prints each figure's median and spread by the rows' first column, and the headline."""
     console = Console()
     first, *others = outcome.rows[0]
-    figures = [name for name in others if isinstance(outcome.rows[0][name], float)]
+    figures = [name for name in others if isinstance(outcome.rows[0][name], float) and all(name in row for row in outcome.rows)]
     table = Table(title=benchmark.claim, caption=title(dict(machine)), title_justify="left", caption_justify="left")
     groups = list(dict.fromkeys(row[first] for row in outcome.rows))
     values = {(group, name): spread([row[name] for row in outcome.rows if row[first] == group]) for group in groups for name in figures}
