@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -22,6 +23,7 @@ from rollart.dashboard.status import RunStatus
 from rollart.engines.fleet import EngineFleet
 from rollart.engines.host import EngineHost
 from rollart.engines.settings import EngineSettings
+from rollart.fence import claim, is_newest
 from rollart.preparation import prepare_policy_task
 from rollart.rewards.worker import RewardPlugin
 from rollart.rollout.coordinator import begun_topic
@@ -78,10 +80,12 @@ async def open_session(config: Config, folder: RunFolder, tenure: Tenure, *, res
         client = await _client(stack, config)
         workers = await check_cluster(client, config)
         namespace = f"{folder.name}-{id(client):x}"
-        trainer = _trainer(client, config, workers, namespace)
+        await client.run_on_scheduler(claim, folder.url, tenure.number)
+        trainer = _trainer(client, config, workers, namespace, tenure.number)
         if not folder.store.exists(f"{POLICY}/config.json"):
             await trainer.run("prepare-policy", prepare_policy_task, config, folder.child(POLICY), folder.storage_options)
-        await _register(stack, client, config, "train", learner_plugin(config, folder))
+        register = partial(_register, stack, client, config, partial(is_newest, folder.url, tenure.number))
+        await register("train", learner_plugin(config, folder, tenure.number))
         await trainer.open()
         ledger, parent, reference = await _ledger(config, folder, trainer, resume)
         kept = ledger.next_step if parent is not None else -1  # without a checkpoint not even version 0 is gone on from
@@ -90,8 +94,8 @@ async def open_session(config: Config, folder: RunFolder, tenure: Tenure, *, res
             await asyncio.to_thread(folder.keep, config)
             abandoned = await asyncio.to_thread(abandon_after, folder.store, kept)
         plugins: list[tuple[Stage, WorkerPlugin]] = [
-            ("generate", engine_host(config, folder)),
-            ("environment", EnvironmentPlugin(rollout_plan(config, folder, ledger.lineage))),
+            ("generate", engine_host(config, folder, tenure.number)),
+            ("environment", EnvironmentPlugin(rollout_plan(config, folder, ledger.lineage, tenure.number))),
         ]
         if apart := {t.name: t.reward for t in config.tasks if t.scored_apart}:
             limits_s, topic = {t.name: t.reward_timeout for t in config.tasks}, told_topic(folder.name, ledger.lineage)
@@ -100,8 +104,8 @@ async def open_session(config: Config, folder: RunFolder, tenure: Tenure, *, res
         if config.logprobs_elsewhere:
             plugins.append(("logprobs", logprob_plugin(config, folder)))
             logprobs = LogprobStage(client, _resource(config, "logprobs"), namespace, reference, config.run.step_timeout)
-        await asyncio.gather(*(_register(stack, client, config, stage, plugin) for stage, plugin in plugins))
-        engines = EngineFleet(client, _resources(config, "generate"), _resources(config, "environment"))
+        await asyncio.gather(*(register(stage, plugin) for stage, plugin in plugins))
+        engines = EngineFleet(client, _resources(config, "generate"), _resources(config, "environment"), tenure.number)
         window = SubmissionWindow(await client.run_on_scheduler(cluster_slots))
         metrics = MetricsWriter(folder.url, folder.storage_options, resume_step=kept if resume else None)
         stack.enter_context(metrics)
@@ -141,13 +145,13 @@ async def _client(stack: AsyncExitStack, config: Config) -> Client:
     return await stack.enter_async_context(Client(cluster, asynchronous=True))
 
 
-def _trainer(client: Client, config: Config, workers: Sequence[ClusterWorker], namespace: str) -> Trainer:
+def _trainer(client: Client, config: Config, workers: Sequence[ClusterWorker], namespace: str, coordinator: int) -> Trainer:
     """The trainer on one worker, or on as many as the training class wants, one a rank; those beyond are there for ranks that are lost."""
     hardware = config.hardware[config.stages["train"]]
     addresses = _addresses(config, workers, "train")[: hardware.workers]
     if len(addresses) == 1:
-        return Trainer(client, addresses[0], hardware.resource, namespace)
-    return TrainerGroup(client, addresses, hardware.resource, namespace, config.training)
+        return Trainer(client, addresses[0], hardware.resource, namespace, coordinator)
+    return TrainerGroup(client, addresses, hardware.resource, namespace, config.training, coordinator)
 
 
 async def _ledger(config: Config, folder: RunFolder, trainer: Trainer, resume: bool) -> tuple[Ledger, Version | None, Version]:
@@ -187,13 +191,17 @@ def _what_resuming_means(ledger: Ledger, parent: Version | None, abandoned: int)
     )
 
 
-async def _register(stack: AsyncExitStack, client: Client, config: Config, stage: Stage, plugin: WorkerPlugin) -> None:
+async def _register(
+    stack: AsyncExitStack, client: Client, config: Config, still_ours: Callable[..., bool], stage: Stage, plugin: WorkerPlugin
+) -> None:
     if config.run.scheduler is not None:  # a cluster of our own goes with everything on it
-        stack.push_async_callback(_unregister, client, plugin.name)
+        stack.push_async_callback(_unregister, client, still_ours, plugin.name)
     await client.register_plugin(ForClass(_resources(config, stage), plugin))
 
 
-async def _unregister(client: Client, name: str) -> None:
+async def _unregister(client: Client, still_ours: Callable[..., bool], name: str) -> None:
+    if not await client.run_on_scheduler(still_ours):
+        return  # a later coordinator of the run has put its own in the place of ours
     with contextlib.suppress(ValueError):  # the scheduler knows none of that name: registering it was interrupted
         await client.unregister_worker_plugin(name)
 
@@ -213,12 +221,12 @@ def _addresses(config: Config, workers: Sequence[ClusterWorker], stage: Stage) -
     return [w.address for w in workers if resources & {r for r, n in w.resources.items() if n >= 1}]
 
 
-def learner_plugin(config: Config, folder: RunFolder) -> LearnerPlugin:
+def learner_plugin(config: Config, folder: RunFolder, coordinator: int) -> LearnerPlugin:
     """What the training worker owns."""
     return LearnerPlugin(
         folder.child(POLICY), learner_settings(config), StoredTrajectories(folder.url, folder.storage_options),
         weights_url=folder.child("weights"), checkpoints_url=folder.child("checkpoints"), storage_options=folder.storage_options,
-        full_every=config.weights.full_every, elsewhere=config.logprobs_elsewhere,
+        full_every=config.weights.full_every, elsewhere=config.logprobs_elsewhere, coordinator=coordinator,
     )  # fmt: skip
 
 
@@ -248,7 +256,7 @@ def learner_settings(config: Config) -> LearnerSettings:
     )
 
 
-def engine_host(config: Config, folder: RunFolder) -> EngineHost:
+def engine_host(config: Config, folder: RunFolder, coordinator: int) -> EngineHost:
     """What each generation worker owns."""
     e = config.engine
     settings = EngineSettings(
@@ -256,10 +264,10 @@ def engine_host(config: Config, folder: RunFolder) -> EngineHost:
         threads=1 if config.run.deterministic else torch_threads(config), dtype=e.dtype, device=e.device, kv=e.kv,
         deterministic=config.run.deterministic,
     )  # fmt: skip
-    return EngineHost(settings, folder.child("weights"), folder.storage_options, sorted(_resources(config, "generate")))
+    return EngineHost(settings, folder.child("weights"), folder.storage_options, sorted(_resources(config, "generate")), coordinator)
 
 
-def rollout_plan(config: Config, folder: RunFolder, lineage: int) -> RolloutPlan:
+def rollout_plan(config: Config, folder: RunFolder, lineage: int, coordinator: int) -> RolloutPlan:
     """What every environment worker has to know."""
     tasks = {
         t.name: TaskPlan(
@@ -274,5 +282,5 @@ def rollout_plan(config: Config, folder: RunFolder, lineage: int) -> RolloutPlan
         folder.url, folder.storage_options, folder.child(POLICY), config.run.seed, lineage, config.window, tasks,
         SamplingTransform(temperature=config.evaluate.temperature), config.rollout.flush, config.rollout.flush_rows,
         config.policy.chat, begun_topic(config.redundancy, folder.name, lineage), told_topic(folder.name, lineage),
-        routing_plan(config, folder.name, lineage),
+        routing_plan(config, folder.name, lineage), coordinator,
     )  # fmt: skip

@@ -31,17 +31,17 @@ class EngineFleet:
     """The engines on the workers with one of the resources `generate`, and the rollout workers, which have one of `environment`.
 
     Workers are looked up each time, since one that was restarted has another address. An engine is in the table only while it is known
-    to serve the version that stands there.
+    to serve the version that stands there. Workers heed it as long as they are `coordinator`'s; if not, what is called here is Superseded.
     """
 
-    def __init__(self, client: Client, generate: frozenset[str], environment: frozenset[str]) -> None:
+    def __init__(self, client: Client, generate: frozenset[str], environment: frozenset[str], coordinator: int = 0) -> None:
         self._client, self._generate, self._environment = client, generate, environment
         self._http = EngineClient()
         self._version: Version | None = None
         self._hosts: list[str] = []
         self._told: set[str] = set()
         self._lock = asyncio.Lock()
-        self.table = EngineTable()
+        self.table = EngineTable(coordinator=coordinator)
         self._routes = Routes({})
 
     async def serve(self, version: Version) -> None:
@@ -103,7 +103,7 @@ class EngineFleet:
                 await asyncio.sleep(WATCH_S)
                 continue
             self._hosts = hosts
-            self.table = EngineTable(tuple(entries[h] for h in hosts), self.table.revision + 1)
+            self.table = dataclasses.replace(self.table, entries=tuple(entries[h] for h in hosts), revision=self.table.revision + 1)
             self._told = set()
             await self._push(players, version)
             return
@@ -112,7 +112,7 @@ class EngineFleet:
         if not hosts:
             raise NoEngine(", ".join(sorted(self._generate)), ())
         peers = await self._chunk_servers(hosts)
-        entries: dict[str, EngineEntry] = await self._client.run(serve_task, version, peers=peers, workers=hosts)
+        entries: dict[str, EngineEntry] = await self._client.run(serve_task, version, peers=peers, coordinator=self.table.coordinator, workers=hosts)
         return entries
 
     async def _chunk_servers(self, hosts: list[str]) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from rollart.engines.errors import EngineDied, EngineRefused, EngineUnreachable
 from rollart.engines.process import EngineProcess
 from rollart.engines.router import EngineEntry
 from rollart.engines.settings import EngineSettings
+from rollart.fence import admit
 from storage.version import Version
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class EngineHost(WorkerPlugin):
     The engine starts in `setup`, so a worker (also a late or restarted one) has it before its first task, and dies with
     the worker however that ends. It has random weights, and serves no request, until `serve` was called once.
     Hosts that were given each other's `chunk_server` read versions from each other: all workers have this plugin's token.
+    It serves what `coordinator` tells it to, and nobody else.
     """
 
     name = PLUGIN
@@ -47,11 +49,13 @@ class EngineHost(WorkerPlugin):
         weights_url: str,
         storage_options: Mapping[str, Any] | None = None,
         hardware_classes: Sequence[str] = ("generate",),
+        coordinator: int = 0,
     ) -> None:
         self.settings = settings
         self.weights_url = weights_url
         self.storage_options = dict(storage_options or {})
         self.hardware_classes = tuple(hardware_classes)
+        self.coordinator = coordinator
         self.hardware_class: str | None = None
         self.restarts = 0
         self._token = secrets.token_urlsafe(32)
@@ -105,14 +109,16 @@ class EngineHost(WorkerPlugin):
             raise EngineDied(f"this worker owns no engine: it has none of the resources {', '.join(self.hardware_classes)}, or is closing")
         return await asyncio.to_thread(self._cache.chunk_server)
 
-    async def serve(self, version: Version, peers: Sequence[str] = ()) -> EngineEntry:
+    async def serve(self, version: Version, peers: Sequence[str] = (), coordinator: int = 0) -> EngineEntry:
         """Has the engine serve `version` and returns its entry for the table, once the engine itself has named that version.
 
         Downloads the version once a host, from `peers` (the chunk servers of all hosts) first and from the store last, while the
         engine decodes on. An engine that has died is started again first.
         Raises what the store raises (VersionMissing among it), EngineRefused if the engine rejects the weights or still names
         another version, and EngineDied if it ends meanwhile. Calls are served one after the other.
+        Superseded, and nothing is served, if another coordinator asks than the one that this host is of.
         """
+        admit(coordinator, self.coordinator)
         if self._serving is None or self._cache is None or self._client is None:
             raise EngineDied(f"this worker owns no engine: it has none of the resources {', '.join(self.hardware_classes)}, or is closing")
         async with self._serving:
@@ -178,9 +184,9 @@ def _open_cache(weights_url: str, storage_options: Mapping[str, Any], token: str
     return WeightCache(WeightStore(weights_url, storage_options), token=token, address=address)
 
 
-async def serve_task(version: Version, dask_worker: Worker, peers: Sequence[str] = ()) -> EngineEntry:
+async def serve_task(version: Version, dask_worker: Worker, peers: Sequence[str] = (), coordinator: int = 0) -> EngineEntry:
     """`EngineHost.serve` of the worker that it runs on, for `Client.run`, which fills in `dask_worker`. EngineDied without a host there."""
-    return await _host_of(dask_worker).serve(version, peers)
+    return await _host_of(dask_worker).serve(version, peers, coordinator)
 
 
 async def chunk_server_task(dask_worker: Worker) -> str | None:

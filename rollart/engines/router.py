@@ -26,10 +26,11 @@ class EngineEntry:
 
 @dataclass(frozen=True, slots=True)
 class EngineTable:
-    """The engines there are; a higher `revision` replaces a lower one, whichever arrives first."""
+    """The engines there are; a higher `revision` replaces a lower one, whichever arrives first. `coordinator`: whose table it is, by number."""
 
     entries: tuple[EngineEntry, ...] = ()
     revision: int = 0
+    coordinator: int = 0
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from rollart.engines.router import EngineTable, Routes
 from rollart.environments import registry as environments
 from rollart.environments.calls import CallPool
 from rollart.environments.protocol import RunIn
+from rollart.fence import admit
 from rollart.rewards.registry import LIGHT
 from rollart.rewards.worker import scored, scored_within
 from rollart.rollout.episode import EpisodeFailed, EpisodeRunner, Limits
@@ -64,7 +65,7 @@ class RolloutPlan:
     """What every trajectory of a run shares; sent to the workers once, so that a task carries only its attempt.
 
     `begun_topic`: where on the scheduler it is told which attempts have begun to sample; None if nobody wants to know. `told_topic`: where what
-    the run's user should hear is told.
+    the run's user should hear is told. `coordinator`: the one that sets the worker up, and that it heeds.
     """
 
     run_url: str
@@ -81,6 +82,7 @@ class RolloutPlan:
     begun_topic: str | None = None
     told_topic: str = "told"
     routing: RoutingPlan = field(default_factory=RoutingPlan)
+    coordinator: int = 0
 
 
 @dataclass(slots=True)
@@ -144,7 +146,9 @@ class EnvironmentPlugin(WorkerPlugin):
         self._doing[attempt] = (doing, time.monotonic())
 
     def push(self, table: EngineTable, newest: int, routes: Routes | None = None) -> None:
-        """Takes over a newer engine table, the newest version (a step) that exists, and newer routes."""
+        """Takes over a newer engine table, the newest version (a step) that exists, and newer routes. Superseded if they are of another
+        coordinator than the plan."""
+        admit(table.coordinator, self.plan.coordinator)
         shared = self._shared()
         if routes is not None:
             shared.routing.push(routes)

@@ -26,10 +26,13 @@ WATCH_S = 1.0
 
 
 class Trainer:
-    """Training steps take the training class's resource, so that one runs at a time; publishing and saving run beside them."""
+    """Training steps take the training class's resource, so that one runs at a time; publishing and saving run beside them.
 
-    def __init__(self, client: Client, address: str, resource: str, namespace: str) -> None:
-        self._client, self._address, self._resource, self._namespace = client, address, resource, namespace
+    All of it is done for `coordinator`, by number. Where another one has set the worker up, each call is Superseded.
+    """
+
+    def __init__(self, client: Client, address: str, resource: str, namespace: str, coordinator: int = 0) -> None:
+        self._client, self._address, self._resource, self._namespace, self._coordinator = client, address, resource, namespace, coordinator
         self._count = itertools.count()
         self.tell: Callable[[str], None] = log.warning
         """Is told, in a line, what happens to the workers that train."""
@@ -67,13 +70,16 @@ class Trainer:
         return await self._run("resume", tasks.resume_task, exclusive=True)
 
     async def run(self, name: str, task: Callable[..., Any], *args: Any) -> Any:
-        """Another task on the worker that owns the learner, or is to; its result. TrainerLost if the worker ends meanwhile."""
-        return await self._run(name, task, *args)
+        """Another task on the worker that owns the learner, or is to, whoever set it up; its result. TrainerLost if it ends meanwhile."""
+        return await self._watched(self._address, name, task, *args)
 
     async def _run(self, name: str, task: Callable[..., Any], *args: Any, exclusive: bool = False) -> Any:
         return await self._run_at(self._address, name, task, *args, exclusive=exclusive)
 
     async def _run_at(self, address: str, name: str, task: Callable[..., Any], *args: Any, exclusive: bool = False) -> Any:
+        return await self._watched(address, name, tasks.fenced_task, self._coordinator, task, *args, exclusive=exclusive)
+
+    async def _watched(self, address: str, name: str, task: Callable[..., Any], *args: Any, exclusive: bool = False) -> Any:
         result = asyncio.ensure_future(self.result_of(self._submit(address, name, task, *args, exclusive=exclusive)))
         try:
             while not result.done():

@@ -40,8 +40,10 @@ _SETTLE_S = 15.0
 class TrainerGroup(Trainer):
     """Training on the workers at `addresses`, rank by rank; `settings` are those of their learners. `open` has to come first."""
 
-    def __init__(self, client: Client, addresses: Sequence[str], resource: str, namespace: str, settings: LearnerSettings) -> None:
-        super().__init__(client, addresses[0], resource, namespace)
+    def __init__(
+        self, client: Client, addresses: Sequence[str], resource: str, namespace: str, settings: LearnerSettings, coordinator: int = 0
+    ) -> None:
+        super().__init__(client, addresses[0], resource, namespace, coordinator)
         self._members = list(addresses)
         self._wanted = len(addresses)
         self._ranks, self._sharded = settings.ranks, settings.model.shard
@@ -209,7 +211,9 @@ class TrainerGroup(Trainer):
         GroupBroken if a worker is gone or silent, or says that another one is; else what the first that failed raised.
         """
         loop = asyncio.get_running_loop()
-        futures = [self._submit(address, name, task, *args, exclusive=exclusive) for address, task, args in calls]
+        futures = [
+            self._submit(address, name, tasks.fenced_task, self._coordinator, task, *args, exclusive=exclusive) for address, task, args in calls
+        ]
         waiting = [asyncio.ensure_future(self.result_of(f)) for f in futures]
         addresses = [address for address, _, _ in calls]
         gone: set[str] = set()

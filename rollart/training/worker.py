@@ -8,13 +8,14 @@ Torch is imported in the worker alone: a scheduler imports this module too, to r
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from distributed import Worker, WorkerPlugin, get_worker
 
+from rollart.fence import admit
 from rollart.training.errors import StateError
 from rollart.training.keeping import Keeping
 from rollart.training.metrics import StepMetrics, SupervisedMetrics
@@ -34,10 +35,12 @@ if TYPE_CHECKING:
     from storage.weights import WeightStore
 
 __all__ = [
-    "PLUGIN", "LearnerPlugin", "Resumed", "TrajectoryReader", "begin_task", "checkpoint_task", "collect_task", "learner_plugin",
-    "load_checkpoint_task",
+    "PLUGIN", "LearnerPlugin", "Resumed", "TrajectoryReader", "begin_task", "checkpoint_task", "collect_task", "fenced_task",
+    "learner_plugin", "load_checkpoint_task",
     "load_weights_task", "publish_task", "supervised_task", "train_task",
 ]  # fmt: skip
+
+T = TypeVar("T")
 
 PLUGIN = "learner"
 
@@ -52,18 +55,18 @@ class LearnerPlugin(WorkerPlugin):
 
     `weights_url` and `checkpoints_url` are where versions and checkpoints go, opened with `storage_options`. At least every
     `full_every`-th version is whole, those between are stored as what changed. With `elsewhere`, other workers compute log-probabilities
-    under the reference and the proximal policy, and each step is given them.
+    under the reference and the proximal policy, and each step is given them. It does what `coordinator` asks, and nobody else.
     """
 
     name = PLUGIN
 
     def __init__(
         self, folder: str, settings: LearnerSettings, read: TrajectoryReader, *, weights_url: str, checkpoints_url: str,
-        storage_options: Mapping[str, Any] | None = None, full_every: int = 1, elsewhere: bool = False,
+        storage_options: Mapping[str, Any] | None = None, full_every: int = 1, elsewhere: bool = False, coordinator: int = 0,
     ) -> None:  # fmt: skip
         self.folder, self.settings, self.read = folder, settings, read
         self.weights_url, self.checkpoints_url, self.storage_options = weights_url, checkpoints_url, storage_options
-        self.full_every, self.elsewhere = full_every, elsewhere
+        self.full_every, self.elsewhere, self.coordinator = full_every, elsewhere, coordinator
 
     def setup(self, worker: Worker) -> None:
         """Starts to build the learner; an error of it is raised by the first task that needs it."""
@@ -193,6 +196,12 @@ def learner_plugin() -> LearnerPlugin:
     if found is None:
         raise StateError("this worker has no learner; pin training tasks to a worker that LearnerPlugin was registered on")
     return found
+
+
+def fenced_task(coordinator: int, task: Callable[..., T], *args: Any) -> T:
+    """What `task` gives here, if it is `coordinator` that this worker's learner belongs to. Superseded, StateError."""
+    admit(coordinator, learner_plugin().coordinator)
+    return task(*args)
 
 
 def train_task(batch: Batch, keep_state: bool = False, given: Sequence[Logprobs] = ()) -> StepMetrics:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from rollart.control.staleness import StalenessWindow
 from rollart.engines.router import EngineEntry, EngineTable
 from rollart.environments import registry
 from rollart.environments.protocol import StepResult
+from rollart.fence import Superseded
 from rollart.rewards.protocol import Verdict
 from rollart.rewards.worker import RewardPlugin
 from rollart.rollout.dispatcher import Dispatcher, Ended, Stalled
@@ -25,8 +26,8 @@ from rollart.rollout.episode import EpisodeFailed, Limits
 from rollart.rollout.evaluation import evaluate_version
 from rollart.rollout.reader import StoredTrajectories
 from rollart.rollout.window import SubmissionWindow
-from rollart.rollout.worker import EnvironmentPlugin, RolloutPlan, TaskPlan
-from rollart.types import Attempt, Episode, SamplingTransform, Trajectory
+from rollart.rollout.worker import EnvironmentPlugin, RolloutPlan, TaskPlan, push_table
+from rollart.types import NOT_SAMPLED, Attempt, Episode, SamplingTransform, Trajectory
 from storage.version import Version
 
 PATIENCE_S = 20.0
@@ -190,6 +191,16 @@ async def test_the_workers_tell_which_attempts_have_begun_to_sample(cluster: Clu
     async with asyncio.timeout(PATIENCE_S):
         begun = {await told.get() for _ in attempts}
     assert begun == set(attempts) and told.empty()  # though no engine has answered; the one that still starts has not begun
+
+
+async def test_a_table_of_another_coordinator_than_the_workers_own_is_refused(cluster: Cluster) -> None:
+    cluster.plugin.plan = replace(cluster.plugin.plan, coordinator=5)
+    table = EngineTable((EngineEntry("http://127.0.0.1:9", "GENERATE", Version(0, 0)),), 1, coordinator=4)
+    with pytest.raises(Superseded, match="coordinator 4 of this run is superseded by coordinator 5"):
+        await cluster.client.run(push_table, table, 3)
+    assert cluster.plugin.shared is not None and (cluster.plugin.shared.table, cluster.plugin.shared.newest) == (None, NOT_SAMPLED)
+    await cluster.client.run(push_table, replace(table, coordinator=5), 3)
+    assert cluster.plugin.shared.newest == 3
 
 
 async def test_what_failed_is_reported_with_its_own_error_beside_what_did_not(cluster: Cluster) -> None:
