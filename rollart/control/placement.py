@@ -15,6 +15,7 @@ in question has no price, C is left out.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -24,6 +25,9 @@ ENUMERATED = 4096
 
 RECENT = 400
 """Requests of a task at a class that its seconds are the mean of, about: older ones fade, as lengths and loads change in training."""
+
+REFRESHED = 50
+"""Steps after which what a class took for a task that is elsewhere is forgotten, and tried anew: the policy has changed by then."""
 
 LATEST = 0.5
 """Weight of the last step in the load of a step, against all steps before."""
@@ -110,6 +114,7 @@ class Placement:
     measured: dict[tuple[str, str], Usage] = field(default_factory=dict)
     loads: dict[str, Usage] = field(default_factory=dict)
     _now: dict[str, Usage] = field(default_factory=dict)
+    _unused: Counter[tuple[str, str]] = field(default_factory=Counter)
     _better: tuple[dict[str, str], int] = field(default_factory=lambda: ({}, 0))
 
     def used(self, task: str, name: str, usage: Usage) -> None:
@@ -117,13 +122,23 @@ class Placement:
         whole = self.measured.get((task, name), Usage()) + usage
         self.measured[task, name] = whole.scaled(RECENT / whole.requests) if whole.requests > RECENT else whole
         self._now[task] = self._now.get(task, Usage()) + usage
+        self._unused[task, name] = 0
 
     def stepped(self) -> None:
-        """A step ended: what was used since the last one is its load."""
+        """A step ended: what was used since the last one is its load. What nobody has used for long is forgotten."""
         for task in {**self.loads, **self._now}:
             latest, before = self._now.get(task, Usage()), self.loads.get(task)
             self.loads[task] = latest if before is None else before.scaled(1 - LATEST) + latest.scaled(LATEST)
         self._now = {}
+        self._unused.update(self.measured.keys())
+        self.measured = {key: usage for key, usage in self.measured.items() if self._unused[key] <= REFRESHED}
+
+    def paces(self) -> dict[str, dict[str, tuple[float, float]]]:
+        """Task -> class -> seconds a token, prefilled and decoded, as measured."""
+        found: dict[str, dict[str, tuple[float, float]]] = {}
+        for (task, name), usage in sorted(self.measured.items()):
+            found.setdefault(task, {})[name] = usage.seconds(Usage(prefill_tokens=1)), usage.seconds(Usage(decode_tokens=1))
+        return found
 
     def explore(self, fleet: Mapping[str, EngineClass]) -> dict[str, str]:
         """Task -> the class of `fleet`, in its order, that has served too few of its requests to be judged; none where all have."""

@@ -133,7 +133,10 @@ class Placing:
         if self._plan.placement is not None:
             self._plan.placement.stepped()
             decision = self._decide(self._plan.placement)
-            line["placement"] = {"classes": dict(decision.classes), "step_s": decision.step_s, "before_s": decision.before_s, "why": decision.why}
+            line["placement"] = {
+                "classes": dict(decision.classes), "step_s": decision.step_s, "before_s": decision.before_s, "why": decision.why,
+                "explore": dict(decision.explore), "pace": self._plan.placement.paces(),
+            }  # fmt: skip
         return line
 
     async def keep(self) -> None:

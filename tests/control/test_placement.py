@@ -129,6 +129,19 @@ def test_the_load_of_a_step_follows_the_last_ones_and_the_pace_the_last_requests
     assert paced.seconds(Usage(1, 1, 0)) == pytest.approx(0.5, rel=0.05) and paced.seconds(Usage(1, 0, 1)) == pytest.approx(0.25, rel=0.05)
 
 
+def test_what_a_class_took_long_ago_is_forgotten_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REFRESHED", 3)
+    found = Placement({"t": "h20"})
+    found.used("t", "h800", usage("h800", 20, *READS))
+    for _ in range(3):
+        found.used("t", "h20", usage("h20", 20, *READS))
+        found.stepped()
+    assert found.explore(FLEET) == {} and found.paces() == {"t": {"h800": pytest.approx(PACE["h800"]), "h20": pytest.approx(PACE["h20"])}}
+    found.used("t", "h20", usage("h20", 20, *READS))
+    found.stepped()
+    assert found.explore(FLEET) == {"t": "h800"} and set(found.paces()["t"]) == {"h20"}
+
+
 def test_many_maps_are_searched_one_move_at_a_time_to_the_same_end(monkeypatch: pytest.MonkeyPatch) -> None:
     def placed() -> Placement:
         found = Placement({f"{kind}{i}": "h20" for kind in "rw" for i in range(3)}, PlacementRule(patience=1))
