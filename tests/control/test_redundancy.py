@@ -120,3 +120,15 @@ def test_what_is_stopped_for_others_is_told_with_the_tokens_of_the_last_that_had
 def test_a_factor_or_a_patience_that_makes_no_sense_is_refused(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{field} is {value}"):
         Redundancy("before_first_token", **{field: value})  # type: ignore[arg-type]
+
+
+def test_a_resumed_run_goes_on_with_one_try_a_member_and_counts_the_others_as_yielded() -> None:
+    ledger = make(Redundancy("before_first_token", factor=2.0))
+    (group,) = ledger.admit(served=0, now=0.0)
+    ledger.begun(group[0], now=1.0)
+    spares = ledger.due(now=5.0)
+    ledger.begun(group[1], now=6.0)
+    resumed = Ledger.restore(ledger.cut(), list(ledger.quotas.values()), ledger.window, ledger.policy, lineage=1, redundancy=ledger.redundancy)
+    assert spares == [a.retried() for a in group[1:]]
+    assert resumed.running() == group  # the first of each, and the one of the second that had begun
+    assert resumed.ends == {"yielded": 3}
