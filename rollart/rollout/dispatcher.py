@@ -228,6 +228,7 @@ class Dispatcher:
             self._ended.put_nowait(error)
 
     async def _results(self, attempts: list[Attempt]) -> list[Ended]:
+        attempts = [a for a in attempts if a in self._futures]  # one may have been cancelled since it ended
         finished = [self._futures[a][-1] for a in attempts if self._futures[a][-1].status == "finished"]
         members = await self._client.gather(finished, errors="skip") if finished else []
         found = {m.receipt.attempt: m for m in members}

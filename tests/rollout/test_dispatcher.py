@@ -284,6 +284,22 @@ async def test_what_is_cancelled_while_results_come_is_not_reported_and_breaks_n
     assert tried(await cluster.ends(2)) == attempts[1:]
 
 
+async def test_what_is_cancelled_between_its_end_and_the_fetching_of_results_breaks_nothing(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = plays("frozen_lake", 3)
+    fetch, cancelling = cluster.dispatcher._fetch, []
+
+    def cancelled_first() -> None:
+        cancelling.append(asyncio.create_task(cluster.dispatcher.cancel(attempts[:1])))  # begins before what `fetch` starts
+        fetch()
+
+    monkeypatch.setattr(cluster.dispatcher, "_fetch", cancelled_first)
+    cluster.dispatcher.dispatch(attempts)
+    assert tried(await cluster.ends(2)) == attempts[1:]
+    await asyncio.gather(*cancelling)
+
+
 async def test_what_is_cancelled_stops_and_leaves_its_slot_to_others(cluster: Cluster) -> None:
     stuck = plays("endless", 6)  # as many as the worker has slots
     cluster.dispatcher.dispatch(stuck)
