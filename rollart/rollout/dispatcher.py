@@ -126,7 +126,8 @@ class Dispatcher:
         # The attempt first: the dashboard's name of a task goes on over words of letters, and a run's name may begin with one.
         names = [f"{a}-{self.namespace}" for a in attempts]
         keys = [f"trajectory-{label}-{n}" for n in names]
-        trajectories = self._client.map(trajectory_task, attempts, keys, key=keys, resources={environment: 1}, pure=False, retries=0)
+        sent = [time.time()] * len(attempts)
+        trajectories = self._client.map(trajectory_task, attempts, keys, sent, key=keys, resources={environment: 1}, pure=False, retries=0)
         futures: list[tuple[Future, ...]] = [(trajectory,) for trajectory in trajectories]
         if reward is not None:
             rewards = [f"reward-{label}-{n}" for n in names]

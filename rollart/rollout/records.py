@@ -63,6 +63,19 @@ class RecordMissing(RuntimeError):
     """A receipt names a trajectory that its file does not hold."""
 
 
+def flushed_name(writer: str, number: int, at: float) -> str:
+    """The path of the file that `writer` flushes as its `number`-th at `at` (unix seconds): by path, files are in the order of time."""
+    return f"{FLUSHED}/{int(at * 1000):014d}-{writer}-{number:06d}.parquet"
+
+
+def flushed_at(path: str) -> float:
+    """When a flushed file was written, in unix seconds by its writer's clock. RecordsDamaged if it isn't named like one."""
+    time, _, rest = path.rpartition("/")[2].partition("-")
+    if not (rest and time.isdecimal()):
+        raise RecordsDamaged(f"{path} is not named as a run names its files; remove it from there")
+    return int(time) / 1000
+
+
 def attempt_columns(attempt: Attempt, nonce: str) -> dict[str, Any]:
     e = attempt.episode
     return {"purpose": e.purpose, "task": e.task, "episode": e.index, "member": attempt.member, "attempt": attempt.number, "nonce": nonce}

@@ -24,6 +24,8 @@ from rollart.rewards.registry import LIGHT
 from rollart.rewards.worker import scored, scored_within
 from rollart.rollout.episode import EpisodeFailed, EpisodeRunner, Limits
 from rollart.rollout.leaving import Leaving
+from rollart.rollout.reader import StoredTrajectories
+from rollart.rollout.recorded import Recorded, own_nonce
 from rollart.rollout.routing import Routing, RoutingPlan
 from rollart.rollout.vocabulary import Vocabulary
 from rollart.rollout.writer import TrajectoryWriter
@@ -94,6 +96,8 @@ class _Shared:
     client: EngineClient
     routing: Routing
     pool: CallPool
+    recorded: Recorded
+    stored: StoredTrajectories
     table: EngineTable | None = None
     announced: asyncio.Event = field(default_factory=asyncio.Event)
     newest: int = NOT_SAMPLED
@@ -123,6 +127,8 @@ class EnvironmentPlugin(WorkerPlugin):
             EngineClient(),
             Routing(self.plan.routing, {name: task.engine_class for name, task in self.plan.tasks.items()}, worker.log_event),
             pool,
+            Recorded(store),
+            StoredTrajectories(self.plan.run_url, self.plan.storage_options, keep=4),
         )
 
     async def teardown(self, worker: Worker) -> None:
@@ -263,6 +269,19 @@ class EnvironmentPlugin(WorkerPlugin):
             sum(map(len, trajectory.segments)), trajectory.sampled, len(trajectory.turns), trajectory.seconds,
         )  # fmt: skip
 
+    async def played_before(self, attempt: Attempt, key: str, sent: float) -> Receipt | Member | None:
+        """What an earlier execution of the task `key`, dispatched at `sent`, came to, whose result was lost with its worker; None if none is
+        recorded. Before `flush_s` have passed nothing of it can be: most tasks begin so soon, and don't look."""
+        if time.time() - sent <= self.plan.flush_s:
+            return None
+        receipt = await self._shared().recorded.find(attempt, key, sent)
+        if receipt is None:
+            return None
+        log.warning("%s was played already, and its result lost: it is taken from %s", attempt, receipt.file)
+        if self.plan.tasks[attempt.episode.task].verifier is None:
+            return receipt
+        return await self.judge(receipt, await asyncio.to_thread(self._shared().stored.read, receipt))
+
     async def judge(self, receipt: Receipt, trajectory: Trajectory) -> Receipt | Member:
         """The trajectory's score, where its task's verifier runs here; else its receipt as it is. VerifierFailed."""
         task = self.plan.tasks[receipt.attempt.episode.task]
@@ -277,15 +296,18 @@ def _plugin() -> EnvironmentPlugin:
     return get_worker().plugins[PLUGIN]
 
 
-async def trajectory_task(attempt: Attempt, key: str) -> Receipt | Member:
+async def trajectory_task(attempt: Attempt, key: str, sent: float) -> Receipt | Member:
     """One trajectory as one Dask task, whose key is `key`: plays the attempt to its end and returns a receipt once it is durable, with the
-    score where its task's verifier runs here."""
+    score where its task's verifier runs here. Run again, it returns what was recorded first; `sent`: when it was dispatched, in unix seconds."""
     plugin, this = _plugin(), asyncio.current_task()
     if this is None:
         raise EpisodeFailed("a trajectory runs as a task of the worker's event loop", "machine")
     plugin.running[key] = this
     try:
+        if (found := await plugin.played_before(attempt, key, sent)) is not None:
+            return found
         trajectory = await _played(plugin, attempt)
+        trajectory.nonce = own_nonce(key)
         receipt = await plugin.keep(trajectory)
         return await plugin.judge(receipt, trajectory)
     finally:

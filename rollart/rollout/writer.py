@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 import uuid
 
-from rollart.rollout.records import FLUSHED, encode
+from rollart.rollout.records import encode, flushed_name
 from rollart.types import Trajectory
 from storage.objects.store import ObjectStore
 
@@ -41,7 +42,7 @@ class TrajectoryWriter:
                 await asyncio.wait_for(self._full.wait(), self._flush_s)
             self._full.clear()
             batch, self._pending = self._pending, []
-            file = f"{FLUSHED}/{self._name}-{self._count:06d}.parquet"
+            file = flushed_name(self._name, self._count, time.time())
             self._count += 1
             try:
                 await asyncio.to_thread(self._write, file, [t for t, _ in batch])
