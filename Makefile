@@ -6,6 +6,7 @@
 #   make smollm2                   set up with SmolLM2-135M-Instruct, then train it on reasoning tasks
 #   make smollm2-test              set up the same, then run the tests that need it
 #   make faults                    set up, then kill engines, workers and whole runs, which go on or are resumed
+#   make chaos                     set up, then kill random parts of twenty runs at random instants, and look whether each ended whole
 #   make ranks                     set up, then do the same to a trainer that spans several workers
 #   make search                    set up, then try the tests of properties on examples that were not tried before
 #   make stores                    set up with real S3 and GCS servers, then test the storage on them
@@ -14,7 +15,7 @@
 # TORCH        cpu (default) or gpu. The package index's own torch is the CUDA build on Linux: `gpu` takes exactly that one. `cpu` takes
 #              the CPU build wherever pip finds one, which is on TORCH_INDEX or on an index or folder that pip is configured with.
 # TORCH_INDEX  URL of an index that holds torch's CPU builds, asked beside the ones that pip is configured with
-# ARGS         passed on to the command behind train, smollm2, smollm2-test, search, stores, faults, ranks, bench and figures
+# ARGS         passed on to the command behind train, smollm2, smollm2-test, search, stores, faults, chaos, ranks, bench and figures
 
 PYTHON ?= python3.11
 TORCH ?= cpu
@@ -32,7 +33,7 @@ torch-gpu := torch===2.13.0
 # Processes share the cores; a thread pool in each of them would oversubscribe these many times over.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install train smollm2 smollm2-test test search stores faults ranks bench figures docs clean
+.PHONY: install train smollm2 smollm2-test test search stores faults chaos ranks bench figures docs clean
 
 install: $(INSTALLED)
 
@@ -60,6 +61,9 @@ stores: $(INSTALLED) $(SERVERS)
 faults: $(INSTALLED)
 	$(BIN)/pytest -m "slow or not slow" tests/faults --ignore=tests/faults/test_lost_ranks.py $(ARGS)
 	$(BIN)/pytest -m slow tests/integration tests/engines tests/training $(ARGS)
+
+chaos: $(INSTALLED)
+	$(BIN)/pytest -m chaos tests/faults --seeds=20 $(ARGS)
 
 ranks: $(INSTALLED)
 	$(BIN)/pytest -m "slow or not slow" tests/faults/test_lost_ranks.py $(ARGS)

@@ -33,6 +33,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--stores", choices=["quick", "real"], default="quick",
         help="which servers stand for object stores in tests/storage: moto alone, or SeaweedFS and fake-gcs-server (`make stores`)",
     )  # fmt: skip
+    parser.addoption("--seeds", type=int, default=2, help="how many runs tests/faults/test_chaos.py kills at random (`make chaos`: 20)")
+    parser.addoption("--first-seed", type=int, default=0, help="the seed of the first of them")
 
 
 PATIENCE_S = 600.0
@@ -195,9 +197,13 @@ class Running:
 
     def says(self, text: str, times: int = 1) -> None:
         """Returns once stderr holds `text`, that often."""
+        assert self.hears(text, times), f"never said {text!r} {times} times: {self.heard}"
+
+    def hears(self, text: str, times: int = 1) -> bool:
+        """Returns once stderr holds `text`, that often, or the command has ended: whether it does."""
         with self._news:
             there = self._news.wait_for(lambda: self.heard.count(text) >= times or self.process.poll() is not None, PATIENCE_S)
-        assert there and self.heard.count(text) >= times, f"never said {text!r} {times} times: {self.heard}"
+            return there and self.heard.count(text) >= times
 
     def grows_to(self, count: int) -> None:
         """Returns once the session has `count` processes."""

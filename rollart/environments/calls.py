@@ -71,12 +71,17 @@ class CallPool:
                         asyncio.get_running_loop().call_later(STUCK_S, self._look_at_room, what)
                 raise
 
+    @property
+    def full(self) -> bool:
+        """Whether a further call would wait for one that was left behind."""
+        return not self._room.is_set()
+
     def close(self) -> None:
         """Ends the threads that are at nothing; the others end with what they are at."""
         self._executor.shutdown(wait=False)
 
     async def _wait_for_room(self) -> None:
-        while not self._room.is_set():
+        while self.full:
             self.waiting += 1
             try:
                 await self._room.wait()
@@ -108,7 +113,7 @@ class EnvironmentCalls:
     async def close(self) -> None:
         """Closes the environment, once; after the call that was left behind, if one was, without waiting for it here.
 
-        What `close` raises is told in the log: what was played stands.
+        What `close` raises is told in the log: what was played stands. In a full pool it is left open, since its process has no future.
         """
         if self._left is not None:
             _KEPT.add(task := asyncio.create_task(self._close_after(self._left)))
@@ -121,6 +126,8 @@ class EnvironmentCalls:
         await self._close()
 
     async def _close(self) -> None:
+        if self._pool.full:
+            return
         try:
             await self._run(self._environment.close, "close", CLOSE_S)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - code of others, and a program inside may call exit()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 from distributed import Worker
@@ -16,6 +17,9 @@ log = logging.getLogger(__name__)
 
 FINISH_S = 60.0
 """How long what runs on a worker that leaves may take to end; what has not is done again elsewhere."""
+
+CLOSE_S = 3.0
+"""How long the tasks that are left may take to be cancelled. A local cluster gives a worker up, and its nanny with it, that is gone for 15 s."""
 
 LOOK_S = 0.1
 """Between two looks at whether anything still runs."""
@@ -51,4 +55,6 @@ class Leaving:
             if worker.state.executing_count <= self._stuck():
                 break
             await asyncio.sleep(LOOK_S)
-        await worker.close_gracefully(restart=True, reason=reason)
+        moved = f"leaving-{time.time()}"
+        await worker.scheduler.retire_workers(workers=[worker.address], close_workers=False, remove=True, stimulus_id=moved)
+        await worker.close(nanny=False, timeout=CLOSE_S, executor_wait=False, reason=reason)

@@ -1,0 +1,90 @@
+"""Environments and verifiers that hang, raise, return garbage or end their process: the run goes on, drops nothing and says what happened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.conftest import PATIENCE_S
+
+STEPS = 5
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def misbehaving(name: str) -> str:
+    return f"tests.faults.misbehaving:{name}"
+
+
+def assert_ended_whole(place: Any, name: str, running: Any) -> None:
+    """Every step was taken once, on whole batches inside the window, and each planned trajectory has one fate."""
+    assert running.wait() == 0, running.heard
+    assert running.left() == []
+    assert not running.shared_memory.exists()
+    assert [line["step"] for line in place.metrics(name, "step")] == list(range(1, STEPS + 1))
+    table = place.trajectories(name)
+    trained = table[table["fate"].isin(["trained", "no_signal"])]
+    assert not trained.duplicated(["task", "episode", "member"]).any()
+    assert (trained.groupby("version").size() == 4 * 4 + 2 * 3).all()
+    assert trained["staleness"].between(0, 1).all()
+
+
+def failures(place: Any, name: str) -> dict[str, int]:
+    """Failed attempts by cause, as the last step's line has them."""
+    ends = place.metrics(name, "step")[-1]["ends"]
+    return {end.removeprefix("failed:"): count for end, count in ends.items() if end.startswith("failed:")}
+
+
+def happened(folder: Path, what: str) -> int:
+    return len(list(folder.glob(f"{what}*")))
+
+
+def test_a_run_outlives_an_environment_that_hangs_raises_and_returns_garbage(place: Any, tmp_path: Path) -> None:
+    running = place.start(
+        "environments", f"train.steps={STEPS}", f"tasks.guess_number.environment={misbehaving('Misbehaving')}",
+        f"tasks.guess_number.settings.folder={tmp_path}", "tasks.guess_number.run_in=thread", "tasks.guess_number.reset_timeout=2",
+        "rollout.rest=0.05",
+    )  # fmt: skip
+    running.says("evaluating step 0/")
+    (tmp_path / "begin").touch()
+    assert_ended_whole(place, "environments", running)
+    for what in ("hung", "raised", "no-text", "no-result"):
+        assert happened(tmp_path, what), what
+    assert set(failures(place, "environments")) == {"environment"}
+    assert place.metrics("environments", "step")[-1]["fates"].get("failed", 0) == 0
+
+
+def test_a_run_outlives_a_verifier_that_hangs_raises_and_ends_its_worker(place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLART_TEST_FOLDER", str(tmp_path))
+    running = place.start(
+        "verifiers", f"train.steps={STEPS}", f"tasks.guess_number.reward={misbehaving('verdict')}", "tasks.guess_number.score_in=future",
+        "tasks.guess_number.reward_timeout=2", "rollout.rest=0.05",
+    )  # fmt: skip
+    (tmp_path / "begin").touch()
+    assert_ended_whole(place, "verifiers", running)
+    for what in ("hung", "raised", "killed"):
+        assert happened(tmp_path, what), what
+    assert failures(place, "verifiers")["reward"] >= 2
+    table = place.trajectories("verifiers")
+    scored = table[table["fate"].isin(["trained", "no_signal"]) & (table["task"] == "guess_number")]
+    assert scored["score"].isin([0.0, 1.0]).all()
+
+
+def test_a_worker_whose_calls_never_come_back_is_replaced_and_the_user_told(place: Any, tmp_path: Path) -> None:
+    running = place.start(
+        "swallowed", f"train.steps={STEPS}", f"tasks.guess_number.environment={misbehaving('Swallowing')}",
+        f"tasks.guess_number.settings.folder={tmp_path}", "tasks.guess_number.run_in=thread", "tasks.guess_number.reset_timeout=1",
+        "rollout.rest=0.05",
+    )  # fmt: skip
+    running.says("training step 1/")
+    first = running.worker("player-0")
+    (tmp_path / "begin").touch()
+    running.says("worker player-0 leaves (")
+    gone, _ = psutil.wait_procs([first], timeout=PATIENCE_S)
+    assert gone and running.process.poll() is None
+    assert_ended_whole(place, "swallowed", running)
+    (told,) = place.metrics("swallowed", "told")
+    assert "calls have not come back, the last: reset" in told["text"]
