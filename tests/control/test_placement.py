@@ -78,6 +78,14 @@ def test_a_map_has_to_be_better_so_many_times_in_a_row() -> None:
     assert "2 of 3 times" in told[1].why and found.decide(FLEET).why == "no map is better"
 
 
+def test_two_better_maps_in_turns_do_not_add_up_to_one() -> None:
+    found = known(PlacementRule(patience=2))
+    other = {"h800": EngineClass(4, 10), "h20": EngineClass(1, 10)}  # where all should go to h800
+    told = [found.decide(fleet) for fleet in (FLEET, other, FLEET, other, other)]
+    assert [d.classes["writer"] for d in told] == ["h20"] * 4 + ["h800"]
+    assert [d.classes["reader"] for d in told] == ["h20"] * 4 + ["h800"]
+
+
 def test_a_gain_that_is_not_over_the_threshold_changes_nothing() -> None:
     gain = 30.9 / 10.5 - 1
     assert known(PlacementRule(gain=gain + 0.01, patience=1)).decide(FLEET).moved == ()
