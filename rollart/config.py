@@ -292,8 +292,13 @@ class RolloutSettings(Section):
         180.0, gt=0, description="seconds that work may wait for a worker with its resource while the cluster has none, after which the run fails"
     )
     redundancy: RedundancySettings = Field(default_factory=lambda: RedundancySettings())
-    flush: float = Field(0.25, gt=0, description="seconds that a finished trajectory waits at most before it is written")
-    flush_rows: int = Field(64, ge=1, description="finished trajectories that are written at once at the latest")
+    flush: float = Field(
+        0.25,
+        gt=0,
+        description="seconds that a finished trajectory waits for others before it is written; longer where workers are so many, or "
+        "steps so long, that a step would cost the store over some eighty files",
+    )
+    flush_rows: int = Field(64, ge=1, description="finished trajectories that are written at once at the latest; more in large batches")
 
 
 class EvaluateSettings(Section):

@@ -93,9 +93,10 @@ async def open_session(config: Config, folder: RunFolder, tenure: Tenure, *, res
         if resume:  # from here on, since a checkpoint that is damaged must leave the run as it was
             await asyncio.to_thread(folder.keep, config)
             abandoned = await asyncio.to_thread(abandon_after, folder.store, kept)
+        writers = len(_addresses(config, workers, "environment"))
         plugins: list[tuple[Stage, WorkerPlugin]] = [
             ("generate", engine_host(config, folder, tenure.number)),
-            ("environment", EnvironmentPlugin(rollout_plan(config, folder, ledger.lineage, tenure.number))),
+            ("environment", EnvironmentPlugin(rollout_plan(config, folder, ledger.lineage, tenure.number, writers))),
         ]
         if apart := {t.name: t.reward for t in config.tasks if t.scored_apart}:
             limits_s, topic = {t.name: t.reward_timeout for t in config.tasks}, told_topic(folder.name, ledger.lineage)
@@ -267,7 +268,7 @@ def engine_host(config: Config, folder: RunFolder, coordinator: int) -> EngineHo
     return EngineHost(settings, folder.child("weights"), folder.storage_options, sorted(_resources(config, "generate")), coordinator)
 
 
-def rollout_plan(config: Config, folder: RunFolder, lineage: int, coordinator: int) -> RolloutPlan:
+def rollout_plan(config: Config, folder: RunFolder, lineage: int, coordinator: int, writers: int) -> RolloutPlan:
     """What every environment worker has to know."""
     tasks = {
         t.name: TaskPlan(
@@ -281,6 +282,7 @@ def rollout_plan(config: Config, folder: RunFolder, lineage: int, coordinator: i
     return RolloutPlan(
         folder.url, folder.storage_options, folder.child(POLICY), config.run.seed, lineage, config.window, tasks,
         SamplingTransform(temperature=config.evaluate.temperature), config.rollout.flush, config.rollout.flush_rows,
-        config.policy.chat, begun_topic(config.redundancy, folder.name, lineage), told_topic(folder.name, lineage),
+        writers, sum(q.quota * q.group_size for q in config.quotas), config.policy.chat,
+        begun_topic(config.redundancy, folder.name, lineage), told_topic(folder.name, lineage),
         routing_plan(config, folder.name, lineage), coordinator,
     )  # fmt: skip

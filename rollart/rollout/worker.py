@@ -23,6 +23,7 @@ from rollart.fence import admit
 from rollart.rewards.registry import LIGHT
 from rollart.rewards.worker import scored, scored_within
 from rollart.rollout.episode import EpisodeFailed, EpisodeRunner, Limits
+from rollart.rollout.flush_pace import FlushPace
 from rollart.rollout.leaving import Leaving
 from rollart.rollout.reader import StoredTrajectories
 from rollart.rollout.recorded import Recorded, own_nonce
@@ -66,7 +67,8 @@ class TaskPlan:
 class RolloutPlan:
     """What every trajectory of a run shares; sent to the workers once, so that a task carries only its attempt.
 
-    `begun_topic`: where on the scheduler it is told which attempts have begun to sample; None if nobody wants to know. `told_topic`: where what
+    `writers`: how many workers write trajectories, and `a_step`: how many of these a training step takes. `begun_topic`: where on the scheduler it
+    is told which attempts have begun to sample; None if nobody wants to know. `told_topic`: where what
     the run's user should hear is told. `coordinator`: the one that sets the worker up, and that it heeds.
     """
 
@@ -80,6 +82,8 @@ class RolloutPlan:
     evaluation: SamplingTransform
     flush_s: float = 0.25
     flush_rows: int = 64
+    writers: int = 1
+    a_step: int = 0
     chat: bool = False
     begun_topic: str | None = None
     told_topic: str = "told"
@@ -123,7 +127,7 @@ class EnvironmentPlugin(WorkerPlugin):
         pool = CallPool(unfit=leaving.begin)
         self.shared = _Shared(
             Vocabulary(local_folder(self.plan.policy_folder, self.plan.storage_options), self.plan.chat),
-            TrajectoryWriter(store, self.plan.flush_s, self.plan.flush_rows),
+            TrajectoryWriter(store, FlushPace(self.plan.flush_s, self.plan.flush_rows, self.plan.writers, self.plan.a_step)),
             EngineClient(),
             Routing(self.plan.routing, {name: task.engine_class for name, task in self.plan.tasks.items()}, worker.log_event),
             pool,
@@ -169,6 +173,7 @@ class EnvironmentPlugin(WorkerPlugin):
         if newest <= shared.newest:
             return
         shared.newest = newest
+        shared.writer.pace.stepped(time.monotonic())
         stopped = sum([runner.stop_for_age(newest) for runner in self.playing.values()])
         if stopped:
             log.info("version %d made %d trajectories too old to be trained on; they are stopped", newest, stopped)

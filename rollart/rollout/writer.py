@@ -7,19 +7,20 @@ import contextlib
 import time
 import uuid
 
+from rollart.rollout.flush_pace import FlushPace
 from rollart.rollout.records import encode, flushed_name
 from rollart.types import Trajectory
 from storage.objects.store import ObjectStore
 
 
 class TrajectoryWriter:
-    """Writes what it is given after `flush_s` seconds or `flush_rows` trajectories, whichever is first; one object a batch.
+    """Writes what it is given once the first of it has waited as long, or it is as many, as `pace` says; one object a batch.
 
     `write` returns once the trajectory stands in the store, so what it returns may be called finished.
     """
 
-    def __init__(self, store: ObjectStore, flush_s: float, flush_rows: int) -> None:
-        self._store, self._flush_s, self._flush_rows = store, flush_s, flush_rows
+    def __init__(self, store: ObjectStore, pace: FlushPace) -> None:
+        self._store, self.pace = store, pace
         self._name = uuid.uuid4().hex[:12]
         self._count = 0
         self._pending: list[tuple[Trajectory, asyncio.Future[tuple[str, int]]]] = []
@@ -30,7 +31,7 @@ class TrajectoryWriter:
         """The file (relative to the run) and the row where `trajectory` stands; the store's error if it could not be written."""
         done: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
         self._pending.append((trajectory, done))
-        if len(self._pending) >= self._flush_rows:
+        if len(self._pending) >= self.pace.rows:
             self._full.set()
         if self._flusher is None or self._flusher.done():
             self._flusher = asyncio.create_task(self._flush_until_empty())
@@ -39,7 +40,7 @@ class TrajectoryWriter:
     async def _flush_until_empty(self) -> None:
         while self._pending:
             with contextlib.suppress(TimeoutError):  # time is the other reason to flush
-                await asyncio.wait_for(self._full.wait(), self._flush_s)
+                await asyncio.wait_for(self._full.wait(), self.pace.seconds)
             self._full.clear()
             batch, self._pending = self._pending, []
             file = flushed_name(self._name, self._count, time.time())

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rollart.rollout import recorded
+from rollart.rollout.flush_pace import FlushPace
 from rollart.rollout.recorded import Recorded, own_nonce
 from rollart.rollout.records import FLUSHED, RecordsDamaged, encode, flushed_at, flushed_name
 from rollart.rollout.writer import TrajectoryWriter
@@ -69,7 +70,7 @@ async def test_the_execution_of_a_task_that_was_recorded_first_is_found_by_the_t
 async def test_what_the_writer_returned_for_a_trajectory_is_what_is_found(store: Counting) -> None:
     trajectory = played(own_nonce("key"))
     before = time.time()
-    file, row = await TrajectoryWriter(store, 0.01, 8).write(trajectory)
+    file, row = await TrajectoryWriter(store, FlushPace(0.01, 8)).write(trajectory)
     assert before - 0.001 <= flushed_at(file) <= time.time()
     receipt = await Recorded(store).find(ATTEMPT, "key", before)
     assert receipt is not None and (receipt.file, receipt.row, receipt.nonce) == (file, row, trajectory.nonce)

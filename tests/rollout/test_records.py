@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from rollart.control.cut import Settlement
+from rollart.rollout.flush_pace import FlushPace
 from rollart.rollout.reader import StoredTrajectories
 from rollart.rollout.records import RecordMissing, RecordsDamaged, decode, encode
 from rollart.rollout.tables import abandon_after, compact, evaluation_rows, score_table, settlement_rows, write_fates
@@ -24,7 +25,7 @@ def play(index: int, member: int = 0, version: int = 0, purpose: Purpose = "trai
 
 
 async def kept(store: ObjectStore, trajectories: list[Trajectory]) -> list[Member]:
-    writer = TrajectoryWriter(store, flush_s=0.01, flush_rows=1000)
+    writer = TrajectoryWriter(store, FlushPace(0.01, 1000))
     members = []
     for t in trajectories:
         file, row = await writer.write(t)
@@ -54,7 +55,7 @@ async def test_writes_that_come_together_share_a_file(tmp_path: Path) -> None:
     import asyncio
 
     store = ObjectStore(str(tmp_path))
-    writer = TrajectoryWriter(store, flush_s=60.0, flush_rows=8)  # only the count can flush
+    writer = TrajectoryWriter(store, FlushPace(60.0, 8))  # only the count can flush
     places = await asyncio.gather(*(writer.write(play(i)) for i in range(8)))
     assert len({file for file, _ in places}) == 1 and sorted(row for _, row in places) == list(range(8))
 
@@ -66,7 +67,7 @@ async def test_a_store_that_fails_fails_each_trajectory_of_the_batch(tmp_path: P
         def write(self, path: str, data: object) -> None:
             raise OSError("no space left on device")
 
-    writer = TrajectoryWriter(Full(str(tmp_path)), flush_s=0.01, flush_rows=8)
+    writer = TrajectoryWriter(Full(str(tmp_path)), FlushPace(0.01, 8))
     results = await asyncio.gather(*(writer.write(play(i)) for i in range(3)), return_exceptions=True)
     assert [str(r) for r in results] == ["no space left on device"] * 3
 
