@@ -9,6 +9,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from typing import NoReturn
+from weakref import WeakKeyDictionary
 
 from distributed import Worker
 from distributed.core import Status
@@ -58,3 +60,16 @@ class Leaving:
         moved = f"leaving-{time.time()}"
         await worker.scheduler.retire_workers(workers=[worker.address], close_workers=False, remove=True, stimulus_id=moved)
         await worker.close(nanny=False, timeout=CLOSE_S, executor_wait=False, reason=reason)
+
+
+_UNPREPARED: WeakKeyDictionary[Worker, Leaving] = WeakKeyDictionary()
+"""The workers that leave since something of theirs was not set up."""
+
+
+async def unprepared(worker: Worker, what: str, topic: str) -> NoReturn:
+    """For a task that finds `what` it needs of its worker not set up: has the worker leave, and ends only when Dask takes the task elsewhere."""
+    if worker not in _UNPREPARED:
+        _UNPREPARED[worker] = Leaving(worker, topic, stuck=lambda: worker.state.executing_count)
+        _UNPREPARED[worker].begin(f"{what} could not be set up; its log says why")
+    while True:
+        await asyncio.Event().wait()

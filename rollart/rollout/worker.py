@@ -24,7 +24,7 @@ from rollart.rewards.registry import LIGHT
 from rollart.rewards.worker import scored, scored_within
 from rollart.rollout.episode import EpisodeFailed, EpisodeRunner, Limits
 from rollart.rollout.flush_pace import FlushPace
-from rollart.rollout.leaving import Leaving
+from rollart.rollout.leaving import Leaving, unprepared
 from rollart.rollout.reader import StoredTrajectories
 from rollart.rollout.recorded import Recorded, own_nonce
 from rollart.rollout.routing import Routing, RoutingPlan
@@ -297,14 +297,19 @@ class EnvironmentPlugin(WorkerPlugin):
         return await scored_within(task.limits.reward_s, self._shared().pool, task.verifier, receipt, trajectory)
 
 
-def _plugin() -> EnvironmentPlugin:
-    return get_worker().plugins[PLUGIN]
+async def _plugin() -> EnvironmentPlugin:
+    """The worker's plugin; where setting it up has failed, the worker leaves, and the task goes on elsewhere."""
+    worker = get_worker()
+    plugin = worker.plugins.get(PLUGIN)
+    if isinstance(plugin, EnvironmentPlugin) and plugin.shared is not None:
+        return plugin
+    await unprepared(worker, "what trajectories share", plugin.plan.told_topic if isinstance(plugin, EnvironmentPlugin) else "told")
 
 
 async def trajectory_task(attempt: Attempt, key: str, sent: float) -> Receipt | Member:
     """One trajectory as one Dask task, whose key is `key`: plays the attempt to its end and returns a receipt once it is durable, with the
     score where its task's verifier runs here. Run again, it returns what was recorded first; `sent`: when it was dispatched, in unix seconds."""
-    plugin, this = _plugin(), asyncio.current_task()
+    plugin, this = await _plugin(), asyncio.current_task()
     if this is None:
         raise EpisodeFailed("a trajectory runs as a task of the worker's event loop", "machine")
     plugin.running[key] = this

@@ -7,7 +7,7 @@ import asyncio
 from distributed import Client, Scheduler, Worker
 from distributed.worker import get_worker
 
-from rollart.rollout.leaving import Leaving, told_topic
+from rollart.rollout.leaving import Leaving, told_topic, unprepared
 
 PATIENCE_S = 60.0
 
@@ -50,4 +50,28 @@ async def test_a_worker_that_leaves_ends_what_it_can_takes_nothing_new_and_leave
             await first.finished()
             async with Worker(scheduler.address, name="second", nthreads=8, resources={"PLAY": 4}, dashboard=False):
                 assert await asyncio.gather(sticks, late) == ["second", "second"]
+        assert told.empty()
+
+
+async def prepared_only() -> str:
+    worker = get_worker()
+    if worker.name == "first":
+        await unprepared(worker, "the store", "told-run-0")
+    return str(worker.name)
+
+
+async def test_a_worker_on_which_something_was_not_set_up_leaves_and_fails_none_of_its_tasks() -> None:
+    async with (
+        Scheduler(protocol="inproc", dashboard=False) as scheduler,
+        Worker(scheduler.address, name="first", nthreads=8, resources={"PLAY": 4}, dashboard=False) as first,
+        Client(scheduler.address, asynchronous=True) as client,
+    ):
+        told: asyncio.Queue[str] = asyncio.Queue()
+        client.subscribe_topic("told-run-0", lambda event: told.put_nowait(event[1]))
+        futures = [client.submit(prepared_only, key=f"task-{i}", resources={"PLAY": 1}, pure=False) for i in range(6)]
+        async with asyncio.timeout(PATIENCE_S):
+            assert "worker first leaves (the store could not be set up; its log says why)" in await told.get()
+            await first.finished()
+            async with Worker(scheduler.address, name="second", nthreads=8, resources={"PLAY": 4}, dashboard=False):
+                assert await client.gather(futures) == ["second"] * 6
         assert told.empty()
