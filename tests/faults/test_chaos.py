@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import random
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -58,18 +59,31 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaskCluster]:
     made.end()
 
 
+class Story:
+    """What happened when, for whoever reads a failure."""
+
+    def __init__(self, seed: int) -> None:
+        self._began, self._told = time.monotonic(), [f"seed {seed}"]
+
+    def tell(self, what: str) -> None:
+        self._told.append(f"{time.monotonic() - self._began:.1f} s: {what}")
+
+    def __repr__(self) -> str:
+        return "; ".join(self._told)
+
+
 def test_whatever_dies_and_whenever_the_run_ends_whole(place: Any, cluster: DaskCluster, seed: int) -> None:
     rng, name = random.Random(seed), f"seed-{seed}"
     kills = [(rng.uniform(0.2, 2.5), rng.choice(PARTS)) for _ in range(rng.randint(3, 5))]
     settings = (*SETTINGS, f"run.scheduler={cluster.address}", f"run.seed={seed}", f"train.checkpoint_every={rng.randint(1, 3)}")
     early = rng.random() < 0.3
-    story = [f"seed {seed}"]
+    story = Story(seed)
     for _ in range(MOST_STARTS):
         cluster.wait_for(len(cluster.workers))
         running = place.start(name, *settings, resume=(place.run(name) / "config.yaml").exists())
         struck = storm(kills, early, cluster, running, story)
         code = ended(running, story)
-        story.append(f"ended with {code}: {running.heard.splitlines()[-1:]}")
+        story.tell(f"ended with {code}: {running.heard.splitlines()[-1:]}")
         assert running.left() == [], story
         if code == 0:
             break
@@ -79,12 +93,14 @@ def test_whatever_dies_and_whenever_the_run_ends_whole(place: Any, cluster: Dask
     assert_whole(place, name, story)
     assert [c for c in cluster.processes() if "rollart" in c] == [], story
     assert not running.shared_memory.exists(), story
+    print(story)
 
 
-def storm(kills: list[tuple[float, str]], early: bool, cluster: DaskCluster, running: Any, story: list[str]) -> set[str]:
+def storm(kills: list[tuple[float, str]], early: bool, cluster: DaskCluster, running: Any, story: Story) -> set[str]:
     """Takes kills from the list while the run goes on; which parts were struck."""
     struck: set[str] = set()
     running.hears("evaluating step" if early else "training step")
+    story.tell("strikes from here on")
     while kills and running.process.poll() is None:
         delay, part = kills.pop()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -93,14 +109,14 @@ def storm(kills: list[tuple[float, str]], early: bool, cluster: DaskCluster, run
         process = {"coordinator": lambda: psutil.Process(running.process.pid), "engine": lambda: cluster.engine("generator")}.get(
             part, lambda part=part: cluster.process(part)
         )()
-        story.append(f"{part} killed" if process else f"no {part} to kill")
+        story.tell(f"{part} killed" if process else f"no {part} to kill")
         if process is not None:
             struck.add(part)
             process.kill()
     return struck
 
 
-def ended(running: Any, story: list[str]) -> int:
+def ended(running: Any, story: Story) -> int:
     try:
         running.process.wait(PATIENCE_S)
     except subprocess.TimeoutExpired:
@@ -109,7 +125,7 @@ def ended(running: Any, story: list[str]) -> int:
     return int(running.wait())
 
 
-def assert_whole(place: Any, name: str, story: list[str]) -> None:
+def assert_whole(place: Any, name: str, story: Story) -> None:
     """What the stored ledger, fates, trajectories, versions and last checkpoint say of a run agrees, and breaks no rule."""
     batches, table = place.journal(name).batches(), place.trajectories(name)
     assert [entry.step for entry in batches] == list(range(STEPS)), story
@@ -131,7 +147,7 @@ def assert_whole(place: Any, name: str, story: list[str]) -> None:
     assert_accounted(place, name, batches, story)
 
 
-def assert_accounted(place: Any, name: str, batches: list[Any], story: list[str]) -> None:
+def assert_accounted(place: Any, name: str, batches: list[Any], story: Story) -> None:
     """Each planned member has exactly one fate or is open still."""
     from rollart.session import CUT
 
