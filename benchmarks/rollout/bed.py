@@ -22,6 +22,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from benchmarks.rollout.machines import JUDGE, PLAY, engine
 from benchmarks.rollout.parts import TracedPlugin
+from rollart.control import ledger as control
 from rollart.control.ledger import Ledger
 from rollart.engines.client import EngineClient
 from rollart.engines.router import EngineEntry, EngineTable
@@ -133,13 +134,19 @@ async def prepared(client: Client, script: Script, ledger: Ledger, run: str) -> 
 
 
 async def train(client: Client, script: Script, ledger: Ledger, steps: int, train_s: float, run: str) -> Run:
-    """`steps` steps as `flows/train.py` makes them: a batch, a training step, and the version that it makes brought to the engine."""
+    """`steps` steps as `flows/train.py` makes them: a batch, a training step, and the version that it makes, brought to the engine beside what
+    comes next."""
     found = Run()
     topic = begun_topic(ledger.redundancy, run, ledger.lineage)
     async with prepared(client, script, ledger, run) as (dispatcher, fleet):
         rollout = Rollout(ledger, dispatcher, stall_s=600.0, served=0, observe=found.members.append, begun_topic=topic)
         with scaled_tick(script.scale):
-            started = time.perf_counter()
+            started, publishing = time.perf_counter(), asyncio.create_task(asyncio.sleep(0))
+
+            async def publish(step: int) -> None:
+                await fleet.serve(Version(0, step))
+                rollout.advance(step)
+
             async with rollout:
                 for step in range(steps):
                     batch = await rollout.next_batch()
@@ -148,9 +155,9 @@ async def train(client: Client, script: Script, ledger: Ledger, steps: int, trai
                     ledger.settle(batch)
                     found.trained.append((time.perf_counter() - started) / script.scale)
                     found.batches.append(batch)
+                    await publishing
                     if step + 1 < steps:
-                        await fleet.serve(Version(0, batch.step + 1))
-                        rollout.advance(batch.step + 1)
+                        publishing = asyncio.create_task(publish(batch.step + 1))
             found.wall_s = time.perf_counter() - started
     found.load = psutil.getloadavg()[0]
     return found
@@ -158,10 +165,10 @@ async def train(client: Client, script: Script, ledger: Ledger, steps: int, trai
 
 @contextlib.contextmanager
 def scaled_tick(scale: float) -> Iterator[None]:
-    """The coordinator looks at the time once in a second of the trace: what takes minutes there takes seconds here."""
-    before = coordinator.TICK_S
-    coordinator.TICK_S = max(0.02, before * scale)
+    """Coordinator and ledger look at the time as often as they would in the trace's seconds: what takes minutes there takes seconds here."""
+    before = coordinator.TICK_S, control.LOOK_S
+    coordinator.TICK_S, control.LOOK_S = (max(0.02, seconds * scale) for seconds in before)
     try:
         yield
     finally:
-        coordinator.TICK_S = before
+        coordinator.TICK_S, control.LOOK_S = before

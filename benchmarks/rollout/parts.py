@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from contextvars import ContextVar
+
+from distributed import Worker
 
 from benchmarks.rollout.script import Play, play
 from rollart.environments.protocol import StepResult
@@ -18,6 +21,10 @@ PLAYED: ContextVar[Attempt] = ContextVar("played")
 
 class TracedPlugin(EnvironmentPlugin):
     """The worker's own plugin, which notes whose attempt a trajectory's task plays."""
+
+    async def setup(self, worker: Worker) -> None:
+        logging.getLogger("distributed.worker").setLevel(logging.ERROR)  # Dask would tell of each attempt that fails as its trace says
+        await super().setup(worker)
 
     def runner(self, attempt: Attempt) -> EpisodeRunner:
         PLAYED.set(attempt)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from benchmarks import asynchrony, latency_spread
+from benchmarks import asynchrony, latency_spread, redundancy
 from benchmarks.kolmogorov import ks_test
 from benchmarks.rollout.engine import ScriptedEngine
 from benchmarks.rollout.script import Play, Turn, parsed, play
@@ -112,7 +112,7 @@ def test_a_schedule_without_bubbles_waits_once():
     assert asynchrony.without_bubbles(steps, 1) <= asynchrony.virtual("alpha 2, fill", steps, 1)["seconds"]
 
 
-@pytest.mark.parametrize("module", [latency_spread])
+@pytest.mark.parametrize("module", [latency_spread, redundancy])
 def test_every_headline_figure_follows_from_the_rows(module: ModuleType):
     stored = json.loads((RESULTS / f"{module.BENCHMARK.name}.json").read_text())
     assert module.headline(stored["rows"]) == pytest.approx(stored["headline"])
