@@ -40,6 +40,14 @@ LOOKS = {
 would keep a sixth of a core busy with that alone."""
 
 
+class CappedNanny(Nanny):
+    """Starts processes whose memory is limited: they give back to the system what they have freed, as soon as Dask's own defaults say."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.pre_spawn_env |= {"MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_MMAP_THRESHOLD_": "131072"}
+
+
 class MissingResource(ConfigError):
     """A hardware class is declared and needed, but no worker of the cluster has its resource."""
 
@@ -101,7 +109,10 @@ def local_cluster(config: Config, scratch: str) -> SpecCluster:
             **LOOKS,
         }
     )
-    workers = {name: {"cls": Nanny, "options": _worker_options(hardware, scratch)} for name, hardware in _processes(config)}
+    workers = {
+        name: {"cls": Nanny if hardware.memory is None else CappedNanny, "options": _worker_options(hardware, scratch)}
+        for name, hardware in _processes(config)
+    }
     scheduler = {
         "cls": Scheduler,
         "options": {"dashboard_address": f"127.0.0.1:{config.run.dashboard_port}", "host": "127.0.0.1", "port": 0},
@@ -120,7 +131,7 @@ def _worker_options(hardware: HardwareClass, scratch: str) -> dict[str, Any]:
     return {
         "nthreads": hardware.slots + 4,
         "resources": {hardware.resource: hardware.slots},
-        "memory_limit": 0,
+        "memory_limit": int(hardware.memory or 0),
         "local_directory": scratch,
         "host": "127.0.0.1",
         "dashboard_address": None,

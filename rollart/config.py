@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rollart.control.affinity import STAGES, AffinityMap, Stage, wrong_fallbacks
 from rollart.control.failures import FailurePolicy
@@ -90,6 +90,12 @@ class HardwareClass(Section):
         None,
         description="the class that stands in for this one: for generation while every engine here is full or there is none, for environments and "
         "rewards while no worker is here",
+    )
+    memory: ByteSize | None = Field(
+        None,
+        ge=2**26,
+        description="memory that one of the local cluster's worker processes may take (2 GiB): at four fifths it takes no more tasks and is started "
+        "anew once those that it has have ended, at 95 % at once; for environments and rewards only; default: no limit",
     )
     queue: int = Field(32, ge=0, description="requests that may wait at an engine of this class, over engine.slots, before it is full for `fallback`")
 
@@ -403,6 +409,12 @@ class Config(Section):
         if self.logprobs != LogprobSettings() and self.stages.get("logprobs") in (None, self.stages.get("train")):
             problems.append("logprobs: is of workers that stages.logprobs names; name another class there than in stages.train, or leave it out")
         problems += self._misplaced()
+        problems += [
+            f"hardware.{name}.memory: a limit would end the {stage} workers in the middle of a step or a response; leave it out"
+            for name, hardware in self.hardware.items()
+            for stage in ("train", "logprobs", "generate")
+            if hardware.memory is not None and (self.stages.get(stage) == name or any(t.classes.get(stage) == name for t in self.tasks))
+        ]
         resources = [h.resource for h in self.hardware.values()]
         problems += [
             f"hardware: resource {r!r} stands twice; one class, one resource" for r in sorted({r for r in resources if resources.count(r) > 1})

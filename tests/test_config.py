@@ -58,6 +58,8 @@ def test_a_shipped_configuration_loads_and_names_what_exists(path: Path) -> None
         ("rollout.lease=.inf", "rollout.lease: input should be a finite number"),
         ("rollout.lease=100", "rollout.lease: 100 s end before tasks.frozen_lake.reset_timeout, step_timeout and reward_timeout (120 s, 60 s and"),
         ("tasks.guess_number.reward_timeout=120", "rollout.lease: 300 s end before tasks.guess_number.reset_timeout, step_timeout and reward_time"),
+        ("hardware.engine.memory=2 GiB", "hardware.engine.memory: a limit would end the generate workers in the middle of a step or a response"),
+        ("hardware.player.memory=1 KiB", "hardware.player.memory: input should be greater than or equal to 67108864"),
         ("rollout.silence=900", "rollout.silence: 900 s are not under run.step_timeout, 900 s, which would end the run before; lower it"),
         ("rollout.worker_wait=1000", "rollout.worker_wait: 1000 s are not under run.step_timeout, 900 s"),
         ("run.step_timeout=300", "run.step_timeout: 300 s end the run before a silent attempt is tried again, rollout.lease 300 s"),

@@ -40,7 +40,7 @@ class RewardPlugin(WorkerPlugin):
 
     async def setup(self, worker: Worker) -> None:
         leaving = Leaving(worker, self.told_topic, stuck=lambda: self.pool.waiting)
-        self.pool = CallPool(unfit=leaving.begin)
+        self.pool = CallPool(unfit=leaving.watch_memory().begin)
         self.trajectories = StoredTrajectories(self.run_url, self.storage_options, keep=8)
         for name in self.verifiers.values():
             await asyncio.to_thread(resolve, name)  # imports what is slow to import now, and not while the first trajectory waits

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 from distributed import Worker
 from distributed.core import Status
+from tornado.ioloop import PeriodicCallback
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +26,10 @@ CLOSE_S = 3.0
 
 LOOK_S = 0.1
 """Between two looks at whether anything still runs."""
+
+
+_MEMORY = "leaving-memory"
+"""What the worker calls the look at its memory; it ends with the worker."""
 
 
 def told_topic(run: str, lineage: int) -> str:
@@ -40,6 +45,24 @@ class Leaving:
     def __init__(self, worker: Worker, topic: str, stuck: Callable[[], int] = lambda: 0) -> None:
         self._worker, self._topic, self._stuck = worker, topic, stuck
         self._task: asyncio.Task[None] | None = None
+
+    def watch_memory(self) -> Leaving:
+        """Leaves as soon as Dask has paused the worker, since it has come near its limit of memory, if it has one: what leaks is not freed by
+        waiting. Returns itself."""
+        worker, limit = self._worker, self._worker.memory_manager.memory_limit
+        if limit is None:
+            return self
+
+        def look() -> None:
+            if worker.status == Status.paused:
+                self.begin(f"its process holds {worker.monitor.get_process_memory() / 2**20:,.0f} MiB of the {limit / 2**20:,.0f} MiB that it may")
+
+        callbacks = worker.periodic_callbacks
+        if _MEMORY in callbacks:  # of the run before
+            callbacks[_MEMORY].stop()
+        callbacks[_MEMORY] = PeriodicCallback(look, 1000 * LOOK_S)
+        callbacks[_MEMORY].start()
+        return self
 
     def begin(self, reason: str) -> None:
         """Leaves for `reason`, which the run's user is told; at once, and beside whatever goes on. Does nothing while it leaves already."""

@@ -124,7 +124,7 @@ class EnvironmentPlugin(WorkerPlugin):
         self.worker = worker
         store = ObjectStore(self.plan.run_url, self.plan.storage_options)
         leaving = Leaving(worker, self.plan.told_topic, stuck=lambda: pool.waiting)
-        pool = CallPool(unfit=leaving.begin)
+        pool = CallPool(unfit=leaving.watch_memory().begin)
         self.shared = _Shared(
             Vocabulary(local_folder(self.plan.policy_folder, self.plan.storage_options), self.plan.chat),
             TrajectoryWriter(store, FlushPace(self.plan.flush_s, self.plan.flush_rows, self.plan.writers, self.plan.a_step)),

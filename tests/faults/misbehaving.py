@@ -110,3 +110,21 @@ def slow_verdict(trajectory: Trajectory) -> Verdict:
 def _of(trajectory: Trajectory) -> Verdict:
     said: dict[str, Any] = trajectory.info
     return Verdict(trajectory.environment_reward, reason=str(said.get("number", "")))
+
+
+class Greedy(GuessNumber):
+    """Takes more memory than a worker may have, in one reset of one process, and keeps it."""
+
+    Settings: ClassVar[type[GuessNumberSettings]] = FolderSettings
+    kept: ClassVar[list[bytes]] = []
+
+    def __init__(self, settings: FolderSettings) -> None:
+        super().__init__(settings)
+        self.folder = settings.folder
+
+    def reset(self, seed: int) -> str:
+        if first(self.folder, "took"):
+            (Path(self.folder) / "taker").write_text(str(os.getpid()))
+            self.kept.append(b"x" * 2**30)
+            threading.Event().wait()
+        return super().reset(seed)

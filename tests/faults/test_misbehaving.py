@@ -88,3 +88,19 @@ def test_a_worker_whose_calls_never_come_back_is_replaced_and_the_user_told(plac
     assert_ended_whole(place, "swallowed", running)
     (told,) = place.metrics("swallowed", "told")
     assert "calls have not come back, the last: reset" in told["text"]
+
+
+def test_a_worker_that_goes_over_its_limit_of_memory_costs_its_own_trajectories_only_and_none_of_their_tries(place: Any, tmp_path: Path) -> None:
+    running = place.start(
+        "greedy", f"train.steps={STEPS}", f"tasks.guess_number.environment={misbehaving('Greedy')}",
+        f"tasks.guess_number.settings.folder={tmp_path}", "tasks.guess_number.run_in=thread", "hardware.player.memory=1000MiB",
+        "hardware.player.workers=2", "hardware.player.slots=24",
+    )  # fmt: skip
+    running.says("training step 1/")
+    before = {name: running.worker(name) for name in ("player-0", "player-1")}
+    (tmp_path / "begin").touch()
+    running.says("training step 5/")
+    assert_ended_whole(place, "greedy", running)
+    (other,) = [name for name, process in before.items() if process.pid != int((tmp_path / "taker").read_text())]
+    assert failures(place, "greedy") == {}
+    assert other not in running.heard  # it has neither left nor been ended

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 from distributed import Client, Scheduler, Worker
 from distributed.worker import get_worker
@@ -75,3 +76,27 @@ async def test_a_worker_on_which_something_was_not_set_up_leaves_and_fails_none_
             async with Worker(scheduler.address, name="second", nthreads=8, resources={"PLAY": 4}, dashboard=False):
                 assert await client.gather(futures) == ["second"] * 6
         assert told.empty()
+
+
+async def test_a_worker_that_dask_paused_for_its_memory_leaves_once_what_it_has_has_ended() -> None:
+    async with (
+        Scheduler(protocol="inproc", dashboard=False) as scheduler,
+        Worker(scheduler.address, name="first", nthreads=8, resources={"PLAY": 4}, memory_limit="1 TiB", dashboard=False) as first,
+        Client(scheduler.address, asynchronous=True) as client,
+    ):
+        told: asyncio.Queue[str] = asyncio.Queue()
+        client.subscribe_topic("told-run-0", lambda event: told.put_nowait(event[1]))
+        FREE["ends"] = asyncio.Event()
+        ends = client.submit(wait_for, "ends", key="ends", resources={"PLAY": 1}, pure=False)
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                if first.state.executing_count:
+                    break
+                await asyncio.sleep(0.01)
+            first.memory_manager.memory_pause_fraction = 1e-9  # whatever it holds is near its limit
+            leaving = Leaving(first, "told-run-0")
+            leaving.watch_memory()
+            assert re.search(r"worker first leaves \(its process holds [\d,]+ MiB of the [\d,]+ MiB that it may\)", await told.get())
+            FREE["ends"].set()
+            assert await ends == "first"
+            await first.finished()
