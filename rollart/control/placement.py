@@ -69,7 +69,8 @@ class EngineClass:
 
 @dataclass(frozen=True, slots=True)
 class PlacementRule:
-    """`gain`: by how much (of 1) another map has to be better, `patience`: in how many decisions in a row, before it comes into force.
+    """`gain`: by how much (of 1) another map has to be better, `patience`: in how many decisions in a row, each on news of what requests took,
+    before it comes into force.
     `explore`: requests of a task that a class has to have served before it is judged. `price_weight`: w of the module's text."""
 
     gain: float = 0.1
@@ -114,6 +115,8 @@ class Placement:
     measured: dict[tuple[str, str], Usage] = field(default_factory=dict)
     loads: dict[str, Usage] = field(default_factory=dict)
     _now: dict[str, Usage] = field(default_factory=dict)
+    _steps: int = 0
+    _news: bool = False
     _unused: Counter[tuple[str, str]] = field(default_factory=Counter)
     _better: tuple[dict[str, str], int] = field(default_factory=lambda: ({}, 0))
 
@@ -123,13 +126,18 @@ class Placement:
         self.measured[task, name] = whole.scaled(RECENT / whole.requests) if whole.requests > RECENT else whole
         self._now[task] = self._now.get(task, Usage()) + usage
         self._unused[task, name] = 0
+        self._news = True
 
     def stepped(self) -> None:
-        """A step ended: what was used since the last one is its load. What nobody has used for long is forgotten."""
+        """A step ended: what was used since the last one is its load; where steps are so short that several end before anything is told, each
+        has its part of it. What nobody has used for long is forgotten."""
+        self._steps += 1
+        if not self._now:
+            return
         for task in {**self.loads, **self._now}:
-            latest, before = self._now.get(task, Usage()), self.loads.get(task)
+            latest, before = self._now.get(task, Usage()).scaled(1 / self._steps), self.loads.get(task)
             self.loads[task] = latest if before is None else before.scaled(1 - LATEST) + latest.scaled(LATEST)
-        self._now = {}
+        self._now, self._steps = {}, 0
         self._unused.update(self.measured.keys())
         self.measured = {key: usage for key, usage in self.measured.items() if self._unused[key] <= REFRESHED}
 
@@ -154,6 +162,7 @@ class Placement:
         there = {name: engines for name, engines in fleet.items() if engines.engines > 0}
         before = dict(self.classes)
         explore = self.explore(there)
+        news, self._news = self._news, False
         lost = {t: c for t, c in before.items() if c not in there}
         options = {t: [c for c in there if self._requests(t, c) >= self.rule.explore] for t in before}
         if not all(self.loads.get(t) and options[t] for t in before) or any(c not in options[t] for t, c in before.items() if t not in lost):
@@ -170,7 +179,7 @@ class Placement:
             self._better = ({}, 0)
             why = "no map is better" if best == before else f"the best map is {gain:.1%} better, which is not over {self.rule.gain:.0%}"
             return Decision(before, (), old.seconds, old.seconds, why, explore)
-        seen = self._better[1] + 1 if self._better[0] == best else 1
+        seen = self._better[1] + news if self._better[0] == best else 1  # what was seen before is no further evidence
         moves = ", ".join(f"{t} to {best[t]}" for t in best if best[t] != before[t])
         if seen < self.rule.patience:
             self._better = (best, seen)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rollart.control import placement as module
-from rollart.control.placement import EngineClass, Placement, PlacementRule, Prediction, Usage
+from rollart.control.placement import Decision, EngineClass, Placement, PlacementRule, Prediction, Usage
 
 FLEET = {"h800": EngineClass(1, 10), "h20": EngineClass(2, 10)}
 """Compute and bandwidth: the one prefills five times as fast, of the other there are two engines for the same money."""
@@ -36,6 +36,12 @@ def known(rule: PlacementRule = DEFAULT, classes: dict[str, str] | None = None, 
             made.used(task, name, usage(name, 50, *tokens))
     made._now.clear()  # what was tried for the test's sake is no load
     return made
+
+
+def decide(found: Placement, fleet: dict[str, EngineClass] = FLEET) -> Decision:
+    """A decision after news that change nothing."""
+    found.used("reader", "h20", Usage())
+    return found.decide(fleet)
 
 
 def test_a_steps_time_is_that_of_the_fullest_class() -> None:
@@ -70,18 +76,38 @@ def test_what_reads_goes_to_the_compute_class_and_what_writes_to_the_bandwidth_c
 
 def test_a_map_has_to_be_better_so_many_times_in_a_row() -> None:
     found = known(PlacementRule(patience=3))
-    assert [found.decide(FLEET).moved for _ in range(2)] == [(), ()]
+    assert [decide(found).moved for _ in range(2)] == [(), ()]
     worse = {**FLEET, "h800": EngineClass(1, 2)}  # for once, all that it could take would wait there
-    assert found.decide(worse).moved == ()
-    told = [found.decide(FLEET) for _ in range(3)]
+    assert decide(found, worse).moved == ()
+    told = [decide(found) for _ in range(3)]
     assert [bool(d.moved) for d in told] == [False, False, True]
     assert "2 of 3 times" in told[1].why and found.decide(FLEET).why == "no map is better"
+
+
+def test_the_same_figures_are_no_evidence_twice() -> None:
+    found = known(PlacementRule(patience=2))
+    assert [found.decide(FLEET).moved for _ in range(3)] == [(), (), ()]
+    assert decide(found).moved != ()
+
+
+def test_where_steps_are_shorter_than_what_is_told_of_them_each_has_its_part() -> None:
+    found = Placement({"t": "h20"})
+    for _ in range(3):
+        found.stepped()
+    found.used("t", "h20", usage("h20", 20, 100, 10))
+    found.stepped()
+    assert found.loads["t"].requests == pytest.approx(20 / 4)
+    found.stepped()
+    assert found.loads["t"].requests == pytest.approx(20 / 4)
+    found.used("t", "h20", usage("h20", 20, 100, 10))
+    found.stepped()
+    assert found.loads["t"].requests == pytest.approx((20 / 4 + 20 / 2) / 2)
 
 
 def test_two_better_maps_in_turns_do_not_add_up_to_one() -> None:
     found = known(PlacementRule(patience=2))
     other = {"h800": EngineClass(4, 10), "h20": EngineClass(1, 10)}  # where all should go to h800
-    told = [found.decide(fleet) for fleet in (FLEET, other, FLEET, other, other)]
+    told = [decide(found, fleet) for fleet in (FLEET, other, FLEET, other, other)]
     assert [d.classes["writer"] for d in told] == ["h20"] * 4 + ["h800"]
     assert [d.classes["reader"] for d in told] == ["h20"] * 4 + ["h800"]
 
@@ -121,14 +147,16 @@ def test_a_class_that_vanishes_is_left_at_once_and_may_be_chosen_again_when_it_i
     assert told.classes == {"reader": "h20", "writer": "h20"} and told.moved == (("reader", "h800", "h20"),)
     assert told.why == "h800 has no engine any more" and told.step_s == pytest.approx(30.9)
     assert found.decide({"h20": FLEET["h20"]}).why == "no map is better"
-    assert [found.decide(FLEET).classes["reader"] for _ in range(2)] == ["h20", "h800"]
+    assert [decide(found).classes["reader"] for _ in range(2)] == ["h20", "h800"]
 
 
 def test_the_load_of_a_step_follows_the_last_ones_and_the_pace_the_last_requests() -> None:
     found = Placement({"t": "h20"})
-    for requests in (10, 20, 0):
+    for requests in (10, 20):
         found.used("t", "h20", usage("h20", requests, 100, 10))
         found.stepped()
+    found.used("other", "h20", usage("h20", 1, 100, 10))
+    found.stepped()  # in which nothing of it ended
     assert found.loads["t"].requests == pytest.approx(((10 + 20) / 2 + 0) / 2)
     for _ in range(30):
         found.used("t", "h20", Usage(100, 100, 100, 100 * 0.5, 100 * 0.25))
