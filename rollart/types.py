@@ -306,8 +306,8 @@ class GenerateRequest:
     seed: int | None = None
     extra_key: str | None = None
 
-    def to_wire(self) -> dict[str, Any]:
-        """The JSON body of `POST /generate`."""
+    def to_wire(self, stream: bool = False) -> dict[str, Any]:
+        """The JSON body of `POST /generate`; with `stream` the answer comes in increments."""
         t = self.transform
         sampling: dict[str, Any] = {
             "max_new_tokens": self.max_new_tokens, "temperature": t.temperature, "top_p": t.top_p, "top_k": t.top_k, "min_p": t.min_p,
@@ -317,7 +317,7 @@ class GenerateRequest:
             sampling["sampling_seed"] = self.seed
         body: dict[str, Any] = {
             "rid": self.rid, "input_ids": list(self.input_ids), "sampling_params": sampling,
-            "return_logprob": True, "logprob_start_len": -1, "stream": False,
+            "return_logprob": True, "logprob_start_len": -1, "stream": stream,
         }  # fmt: skip
         if self.extra_key is not None:
             body["extra_key"] = self.extra_key
@@ -343,6 +343,9 @@ class ServiceTime:
         return cls(queue, max(total - queue - decode, 0.0), decode)
 
 
+UNFINISHED: dict[str, Any] = {"type": "abort"}
+
+
 @dataclass(frozen=True, slots=True)
 class GenerateResult:
     """One sampled response: `ids`, their `logprobs` and the `versions` that sampled them, all of length T. `service`: how long it took there,
@@ -359,7 +362,8 @@ class GenerateResult:
 
     @classmethod
     def from_wire(cls, body: dict[str, Any]) -> GenerateResult:
-        """Reads a reply of `POST /generate`. Spans in `weight_versions` win over the single `weight_version`.
+        """Reads a reply of `POST /generate`, or an increment of one that is streamed, which holds all tokens so far and ends as an abort would.
+        Spans in `weight_versions` win over the single `weight_version`.
 
         ValueError if the reply lacks log-probabilities or spells a version that is none: training on such tokens would be wrong.
         """
@@ -373,7 +377,7 @@ class GenerateResult:
         if len(versions) != len(ids):
             raise ValueError(f"the engine's version spans cover {len(versions)} of {len(ids)} tokens")
         return cls(
-            rid=str(meta["id"]), ids=ids, logprobs=logprobs, versions=versions, finish_reason=meta["finish_reason"]["type"],
+            rid=str(meta["id"]), ids=ids, logprobs=logprobs, versions=versions, finish_reason=(meta["finish_reason"] or UNFINISHED)["type"],
             prompt_tokens=int(meta.get("prompt_tokens", 0)), cached_tokens=int(meta.get("cached_tokens", 0)),
             service=ServiceTime.from_meta(meta, len(ids)),
         )  # fmt: skip

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -15,6 +17,9 @@ __all__ = ["EngineClient"]
 
 CONTROL_SECONDS = 30.0
 """How long a control call may take; loading weights and generating have times of their own."""
+
+EVENT_BYTES = 2**20
+"""What is read ahead of a stream; a line may have twice as many."""
 
 
 class EngineClient:
@@ -42,13 +47,27 @@ class EngineClient:
             await self._open_session.close()
             self._open_session = None
 
-    async def generate(self, url: str, request: GenerateRequest) -> GenerateResult:
-        """One response; `finish_reason` is `abort`, with the tokens so far, if somebody aborted it."""
-        body = await self._json("POST", url, "/generate", request.to_wire(), self._generate_seconds)
-        try:
-            return GenerateResult.from_wire(body)
-        except (KeyError, TypeError, ValueError) as error:
-            raise EngineRefused(url, 200, f"its reply to /generate cannot be used: {error}") from error
+    async def generate(self, url: str, request: GenerateRequest, heard: Callable[[GenerateResult], None] | None = None) -> GenerateResult:
+        """One response; `finish_reason` is `abort`, with the tokens so far, if somebody aborted it.
+
+        With `heard` the response is streamed, and `heard` is called with all that there is of it whenever the engine tells of more.
+        """
+        if heard is None:
+            return _result(url, await self._json("POST", url, "/generate", request.to_wire(), self._generate_seconds))
+        last: GenerateResult | None = None
+        with self._reached(url, "/generate", self._generate_seconds):
+            timeout = aiohttp.ClientTimeout(total=self._generate_seconds, sock_connect=CONTROL_SECONDS)
+            async with self._session.post(url + "/generate", json=request.to_wire(stream=True), timeout=timeout) as response:
+                if response.status != 200:
+                    raise EngineRefused(url, response.status, _message(await response.text()))
+                async for event in _events(url, response.content):
+                    last = _result(url, event)
+                    if event["meta_info"]["finish_reason"] is None:
+                        heard(last)
+                        last = None
+        if last is None:
+            raise EngineUnreachable(url, "/generate: the stream ended before the response did")
+        return last
 
     async def abort(self, url: str, rid: str) -> None:
         """Ends every request whose rid begins with `rid`; its `generate` call returns what there is. ValueError for an empty one."""
@@ -87,21 +106,52 @@ class EngineClient:
         return answer
 
     async def _call(self, method: str, url: str, path: str, body: Any, seconds: float | None) -> Any:
-        if self._open_session is None:
-            # No limit on connections: an engine queues by itself, and a limit here would hide its load from the router.
-            self._open_session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONTROL_SECONDS)
-        try:
-            async with self._open_session.request(method, url + path, json=body, timeout=timeout) as response:
+        with self._reached(url, path, seconds):
+            async with self._session.request(method, url + path, json=body, timeout=timeout) as response:
                 if response.status != 200:
                     raise EngineRefused(url, response.status, _message(await response.text()))
                 if response.content_type != "application/json":
                     return await response.text()
                 return await response.json()
+
+    @property
+    def _session(self) -> aiohttp.ClientSession:
+        if self._open_session is None:
+            # No limit on connections: an engine queues by itself, and a limit here would hide its load from the router. One event of a stream
+            # holds all of a response so far, on one line.
+            self._open_session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), read_bufsize=EVENT_BYTES)
+        return self._open_session
+
+    @contextmanager
+    def _reached(self, url: str, path: str, seconds: float | None) -> Iterator[None]:
+        """Has what goes wrong between here and the engine end as EngineUnreachable."""
+        try:
+            yield
         except TimeoutError as error:
             raise EngineUnreachable(url, f"{path} took longer than {seconds} s") from error
         except aiohttp.ClientError as error:
             raise EngineUnreachable(url, f"{path}: {error}") from error
+
+
+async def _events(url: str, lines: aiohttp.StreamReader) -> AsyncIterator[Any]:
+    """The JSON of each server-sent event up to `[DONE]`."""
+    async for line in lines:
+        data = line.removeprefix(b"data:").strip()
+        if data == b"[DONE]":
+            return
+        if data:
+            try:
+                yield json.loads(data)
+            except ValueError as error:
+                raise EngineRefused(url, 200, f"an event of its reply to /generate is no JSON: {error}") from error
+
+
+def _result(url: str, body: Any) -> GenerateResult:
+    try:
+        return GenerateResult.from_wire(body)
+    except (KeyError, TypeError, ValueError) as error:
+        raise EngineRefused(url, 200, f"its reply to /generate cannot be used: {error}") from error
 
 
 def _message(text: str) -> str:

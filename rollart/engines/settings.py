@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from rollart.engines.response import STREAM_INTERVAL
 from rollart.types import KVMode
 
 __all__ = ["EngineSettings"]
@@ -30,6 +31,7 @@ class EngineSettings:
     device: str = "cpu"
     kv: KVMode = "recomputed"
     deterministic: bool = False
+    stream_interval: int = STREAM_INTERVAL
     host: str | None = None
     port: int = 0
     start_seconds: float = 180.0
@@ -39,6 +41,7 @@ class EngineSettings:
         values = {
             "model": folder, "host": self.host or host, "port": self.port, "slots": self.slots, "max-length": self.max_length,
             "chunk": self.chunk, "threads": self.threads, "dtype": self.dtype, "device": self.device, "kv": self.kv,
+            "stream-interval": self.stream_interval,
         }  # fmt: skip
         options = [text for name, value in values.items() for text in (f"--{name}", str(value))]
         return [*options, "--deterministic"] if self.deterministic else options

@@ -15,6 +15,7 @@ from distributed import Worker, WorkerPlugin, get_worker
 from rollart.control.staleness import StalenessWindow
 from rollart.engines.client import EngineClient
 from rollart.engines.errors import EngineUnreachable
+from rollart.engines.response import Response
 from rollart.engines.router import EngineTable, Routes
 from rollart.environments import registry as environments
 from rollart.environments.calls import CallPool
@@ -204,22 +205,31 @@ class EnvironmentPlugin(WorkerPlugin):
     async def generate(self, attempt: Attempt, request: GenerateRequest) -> GenerateResult:
         """Sends one turn to the engine that the router picks: the task's class, then where the trajectory's KV is, then load.
 
-        Where that engine is lost, the turn waits for the table without it and is asked anew there: the same seed draws the same
-        tokens. EngineUnreachable after `ENGINE_LOSSES`; EpisodeFailed if no engine is announced within `ENGINE_WAIT_S`.
+        Where that engine is lost or sends its requests away, the turn goes on elsewhere with what was heard of the response: the same seed draws
+        the same tokens. EngineUnreachable or EpisodeFailed after `ENGINE_LOSSES`, the latter also if no engine is announced within `ENGINE_WAIT_S`.
         """
-        revision = -1
-        for loss in range(1, ENGINE_LOSSES + 1):
+        response, revision, losses = Response(request), -1, 0
+        while True:
             self.note(attempt, "for an engine to be announced")
             table = await self._table_after(revision)
             if attempt not in self._shared().routing.last_engine:
                 self._tell_begun(attempt)
             try:
-                return await self._ask(table, attempt, request)
+                result = await self._ask(table, attempt, response)
             except EngineUnreachable:
-                if loss == ENGINE_LOSSES:
+                response.lost()
+                losses += 1
+                if losses == ENGINE_LOSSES:
                     raise
                 revision = table.revision
-        raise EpisodeFailed("no engine was asked", "generation")
+            else:
+                if result.finish_reason != "abort":
+                    return response.ended(result)
+                losses += not response.lost(result)
+                if losses == ENGINE_LOSSES:
+                    raise EpisodeFailed(f"engines aborted {request.rid} {losses} times without a token", "generation")
+            if (whole := response.whole) is not None:
+                return whole
 
     def _tell_begun(self, attempt: Attempt) -> None:
         """Tells whoever follows that an attempt asks an engine for its first token: nothing of how long that took was the policy's doing.
@@ -236,13 +246,14 @@ class EnvironmentPlugin(WorkerPlugin):
         self.worker.log_event(topic, [[a.episode.task, a.episode.index, a.member, a.number] for a in shared.begun])
         shared.begun.clear()
 
-    async def _ask(self, table: EngineTable, attempt: Attempt, request: GenerateRequest) -> GenerateResult:
-        shared = self._shared()
+    async def _ask(self, table: EngineTable, attempt: Attempt, response: Response) -> GenerateResult:
+        shared, request = self._shared(), response.left
         wanted = shared.routing.wanted(attempt, table)
         entry = shared.routing.pick(table, attempt, wanted)
         self.note(attempt, f"for engine {entry.url}")
         with shared.routing.asking(entry, attempt, wanted) as served:
-            result = await shared.client.generate(entry.url, dataclasses.replace(request, extra_key=str(entry.version)))
+            heard = response.heard if response.worth_streaming else None
+            result = await shared.client.generate(entry.url, dataclasses.replace(request, extra_key=str(entry.version)), heard)
             served(result)
         if result.versions:
             self._advance(result.versions[-1].step)

@@ -31,6 +31,7 @@ USER_ERROR = 2
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--kv", type=click.Choice(["recomputed", "kept"]), default="recomputed", show_default=True, help="KV in flight at a swap.")
 @click.option("--weight-version", default="default", show_default=True, help="Version of the weights in --model.")
+@click.option("--stream-interval", type=click.IntRange(1), default=1, show_default=True, help="Tokens between two events of a stream.")
 @click.option("--deterministic", is_flag=True, help="Tokens and log-probabilities depend bit for bit on weights, prompt and seed alone.")
 @click.option("--detached", is_flag=True, help="Live on when stdin closes; for an engine started by hand.")
 def main(host: str, port: int, detached: bool, **options: Any) -> None:
@@ -60,6 +61,7 @@ async def _serve(
     device: str,
     kv: Any,
     weight_version: str,
+    stream_interval: int,
     deterministic: bool,
 ) -> int:
     """Serves until SIGTERM (0) or until the engine's loop fails (3)."""
@@ -77,7 +79,7 @@ async def _serve(
     policy = PolicyModel(model, getattr(torch, dtype), torch.device(device))
     server = EngineServer(
         policy,
-        lambda report: Scheduler(policy, slots, max_length, chunk, weight_version, report, kv=kv, deterministic=deterministic),
+        lambda report: Scheduler(policy, slots, max_length, chunk, weight_version, report, kv, deterministic, stream_interval),
         max_length,
         {
             "engine": "embedded", "model_path": str(model), "slots": slots, "max_length": max_length, "chunk": chunk, "threads": threads,

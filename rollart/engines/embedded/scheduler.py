@@ -43,7 +43,7 @@ class Scheduler:
 
     `chunk` bounds the prompt tokens of a step, so that a long prompt delays running responses little. With `deterministic`
     each pass holds one request in chunks that depend on it alone, and nothing is reused. `report` hears, after each
-    step, of every request that has ended or is streamed.
+    step, of every request that has ended, or is streamed and has `stream_interval` tokens more than when it was last reported.
     """
 
     def __init__(
@@ -56,8 +56,10 @@ class Scheduler:
         report: Callable[[list[Request]], None],
         kv: KVMode = "recomputed",
         deterministic: bool = False,
+        stream_interval: int = 1,
     ) -> None:
         self._model = model
+        self._stream_interval = stream_interval
         self._table = SlotTable(slots, max_length, reuse=not deterministic)
         self._cache = SlotCache(slots, max_length)
         self._chunk = chunk
@@ -212,7 +214,7 @@ class Scheduler:
             if request is None:
                 raise RuntimeError(f"slot {slot} sampled a token for nobody")
             request.append(token, logprob, self.version)
-            if request.finish is not None or request.streaming:
+            if request.finish is not None or (request.streaming and len(request.output_ids) % self._stream_interval == 0):
                 heard.append(request)
         table.tokens[done, at] = tokens
         table.total[done] = at + 1

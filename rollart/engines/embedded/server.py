@@ -112,7 +112,7 @@ class EngineServer:
             # The loop's thread writes spans last of the three, so this many tokens are whole.
             n = request.spans[-1][2] if request.spans else 0
             if ended or n > sent:
-                piece = json.dumps(wire.reply(request, self._scheduler.version, logprobs, n))
+                piece = json.dumps(wire.reply(request, self._scheduler.version, logprobs, None if ended else n))
                 await response.write(f"data: {piece}\n\n".encode())
                 sent = n
             if ended:

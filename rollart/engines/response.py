@@ -1,0 +1,68 @@
+"""One response that may come in parts, from one engine after another: what there is of it, and what is left to ask for. Asks nobody itself."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from rollart.types import GenerateRequest, GenerateResult
+
+__all__ = ["STREAM_INTERVAL", "Response"]
+
+STREAM_INTERVAL = 32
+"""Tokens between two increments of a streamed response, which are all that the loss of its engine costs."""
+
+
+class Response:
+    """What `whole` is answered with. `heard` takes what a running engine has sampled so far of `left`; `lost` keeps that when the engine is gone or
+    has aborted the request, and `left` is then what goes on from there, with the rest of the budget and the same random numbers."""
+
+    def __init__(self, whole: GenerateRequest) -> None:
+        self._whole = whole
+        self._kept: GenerateResult | None = None
+        self._heard: GenerateResult | None = None
+
+    @property
+    def left(self) -> GenerateRequest:
+        """The request for what is missing. One of less than two increments is not worth a stream: its loss costs no more than asking again."""
+        if self._kept is None:
+            return self._whole
+        ids = self._kept.ids
+        return dataclasses.replace(self._whole, input_ids=(*self._whole.input_ids, *ids), max_new_tokens=self._whole.max_new_tokens - len(ids))
+
+    @property
+    def worth_streaming(self) -> bool:
+        return self.left.max_new_tokens > 2 * STREAM_INTERVAL
+
+    def heard(self, so_far: GenerateResult) -> None:
+        """The engine that answers `left` has sampled this so far."""
+        self._heard = so_far
+
+    def lost(self, what: GenerateResult | None = None) -> bool:
+        """The engine's answer ends with what was heard of it, or with `what`; whether that was anything."""
+        part, self._heard = what or self._heard, None
+        if part is None or not part.ids:
+            return False
+        self._kept = self._with(part)
+        return True
+
+    @property
+    def whole(self) -> GenerateResult | None:
+        """The response, if nothing is missing of it: whoever sampled its last token was lost before it could say so."""
+        if self._kept is None:
+            return None
+        if self._kept.ids[-1] in self._whole.stop_token_ids:
+            return dataclasses.replace(self._kept, finish_reason="stop")
+        return dataclasses.replace(self._kept, finish_reason="length") if len(self._kept.ids) >= self._whole.max_new_tokens else None
+
+    def ended(self, last: GenerateResult) -> GenerateResult:
+        """The whole response, of which an engine's last answer is `last`."""
+        return self._with(last)
+
+    def _with(self, part: GenerateResult) -> GenerateResult:
+        kept = self._kept
+        if kept is None:
+            return part
+        return dataclasses.replace(
+            part, ids=kept.ids + part.ids, logprobs=kept.logprobs + part.logprobs, versions=kept.versions + part.versions,
+            prompt_tokens=kept.prompt_tokens, cached_tokens=kept.cached_tokens, service=None,
+        )  # fmt: skip
