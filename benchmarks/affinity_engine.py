@@ -1,12 +1,13 @@
 """An engine that samples nothing and takes as long as a kind of hardware would: it speaks the engines' protocol and waits.
 
 A request holds one of the engine's places for (prompt tokens that it has not seen) / prefill rate + (response tokens) / decode rate seconds;
-who finds none waits its turn. What it tells of that are its own clock's seconds.
+who finds none waits its turn. What it tells of that are its own clock's seconds. A streamed answer is one increment.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 from collections.abc import AsyncIterator
@@ -38,7 +39,7 @@ class ThrottledEngine:
     def __post_init__(self) -> None:
         self._place = asyncio.Semaphore(self.places)
 
-    async def generate(self, request: web.Request) -> web.Response:
+    async def generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         trajectory, prompt, tokens = body["rid"].rpartition("/")[0], len(body["input_ids"]), body["sampling_params"]["max_new_tokens"]
         arrived = time.perf_counter()
@@ -56,7 +57,10 @@ class ThrottledEngine:
             "cached_tokens": cached, "output_token_logprobs": [[-5.5, i, None] for i in ids], "e2e_latency": ended - arrived,
             "queue_time": entered - arrived, "decode_throughput": (tokens - 1) / (ended - began),
         }  # fmt: skip
-        return web.json_response({"output_ids": ids, "meta_info": meta})
+        reply = {"output_ids": ids, "meta_info": meta}
+        if not body["stream"]:
+            return web.json_response(reply)
+        return web.Response(text=f"data: {json.dumps(reply)}\n\ndata: [DONE]\n\n", content_type="text/event-stream")
 
 
 @asynccontextmanager

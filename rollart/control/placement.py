@@ -85,9 +85,11 @@ class PlacementRule:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a step is expected to take on a map: `seconds`, and `score`, the lower the better."""
+    """What a step is expected to take on a map: `seconds`, what its engines cost meanwhile (0: some class has no price), and `score`, the lower the
+    better."""
 
     seconds: float
+    cost: float
     score: float
 
 
@@ -185,7 +187,8 @@ class Placement:
             self._better = (best, seen)
             return Decision(before, (), old.seconds, old.seconds, f"{moves} is {gain:.0%} better, for {seen} of {self.rule.patience} times", explore)
         self.classes, self._better = best, ({}, 0)
-        why = f"a step should take {new.seconds:.3g} s and not {old.seconds:.3g} s, {gain:.0%} better"
+        price = f" for {new.cost / old.cost:.3g} of its price" if old.cost > 0 else ""
+        why = f"a step should take {new.seconds:.3g} s and not {old.seconds:.3g} s{price}"
         return Decision(best, _moved(before, best), new.seconds, old.seconds, why, explore)
 
     def predict(self, classes: Mapping[str, str], fleet: Mapping[str, EngineClass]) -> Prediction:
@@ -196,9 +199,9 @@ class Placement:
         full = max(work[name] / (c.engines * c.places) for name, c in fleet.items())
         seconds = max(full, sum(work.values()) / self.open_requests)
         if any(c.price <= 0 for c in fleet.values()):
-            return Prediction(seconds, seconds)
+            return Prediction(seconds, 0.0, seconds)
         cost = sum(c.price * work[name] / c.places for name, c in fleet.items())
-        return Prediction(seconds, seconds * cost**self.rule.price_weight)
+        return Prediction(seconds, cost / 3600, seconds * cost**self.rule.price_weight)
 
     def _requests(self, task: str, name: str) -> float:
         return self.measured.get((task, name), Usage()).requests

@@ -63,7 +63,7 @@ def test_a_price_counts_by_engine_seconds_to_the_power_of_its_weight() -> None:
     cost = 3.0 * 20 * 4.4 / 10 + 1.0 * 20 * 10.5 / 10
     for weight in (0.0, 0.5, 1.0):
         found = known(PlacementRule(price_weight=weight)).predict(apart, priced)
-        assert found == Prediction(pytest.approx(10.5), pytest.approx(10.5 * cost**weight))  # type: ignore[arg-type]
+        assert found == Prediction(pytest.approx(10.5), pytest.approx(cost / 3600), pytest.approx(10.5 * cost**weight))  # type: ignore[arg-type]
     assert known().predict(apart, {**priced, "h20": EngineClass(2, 10)}).score == pytest.approx(10.5)  # one has no price
 
 
@@ -71,7 +71,10 @@ def test_what_reads_goes_to_the_compute_class_and_what_writes_to_the_bandwidth_c
     found = known(PlacementRule(patience=1)).decide(FLEET)
     assert found.classes == {"reader": "h800", "writer": "h20"} and found.moved == (("reader", "h20", "h800"),)
     assert (found.step_s, found.before_s) == (pytest.approx(10.5), pytest.approx(30.9))
-    assert "10.5 s and not 30.9 s" in found.why and found.explore == {}
+    assert found.why == "a step should take 10.5 s and not 30.9 s" and found.explore == {}
+    priced = known(PlacementRule(patience=1)).decide({"h800": EngineClass(1, 10, 3.0), "h20": EngineClass(2, 10, 1.0)})
+    share = (3.0 * 20 * 4.4 + 20 * 10.5) / (20 * 20.4 + 20 * 10.5)
+    assert priced.why == f"a step should take 10.5 s and not 30.9 s for {share:.3g} of its price"
 
 
 def test_a_map_has_to_be_better_so_many_times_in_a_row() -> None:
