@@ -13,6 +13,7 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 import fsspec
@@ -25,6 +26,9 @@ from rollart.dashboard.summary_table import figures as single_figures
 from rollart.dashboard.summary_table import interval, percent
 
 __all__ = ["Sample", "render_report", "visible", "write_report"]
+
+MOST_HAPPENINGS = 50
+"""What happened around the run is shown from the last so many on: one that went badly for days tells of thousands."""
 
 SAMPLE_CHARACTERS = 4000
 """How much of one piece of a sampled trajectory is shown: a report has to open quickly, and the whole text is in the run's folder."""
@@ -81,7 +85,7 @@ def render_report(
         loader=jinja2.PackageLoader("rollart.dashboard", package_path=""), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters |= {"visible": visible, "interval": interval, "percent": percent, "shorten": _shorten}
+    environment.filters |= {"visible": visible, "interval": interval, "percent": percent, "shorten": _shorten, "moment": _moment}
     return environment.get_template("report.html").render(
         run=run_url.rstrip("/").rsplit("/", 1)[-1],
         url=run_url,
@@ -89,6 +93,7 @@ def render_report(
         figures=single_figures(summary),
         plots={name: _data_uri(svg) if svg is not None else None for name, svg in plots.items()},
         samples=samples,
+        most_happenings=MOST_HAPPENINGS,
     )
 
 
@@ -106,6 +111,10 @@ def training_rewards(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple
 def visible(text: str) -> str:
     """`text` with every character that would not show, or would reorder what follows it, spelled as `\\u....`; line ends and tabs stay."""
     return "".join(c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp") else f"\\u{ord(c):04x}" for c in text)
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _shorten(text: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 
 from rollart.dashboard.corrections import Agreement, Correction, agreement, corrections
 from rollart.dashboard.estimates import Estimate, mean_estimate, rise_estimate
+from rollart.dashboard.happenings import Happening, failures, happenings
 from rollart.dashboard.metrics import read_metrics
 from rollart.dashboard.placed import NOWHERE_ELSE, Placed, placed
 from rollart.dashboard.task_rollout import TaskRollout, task_rollouts
@@ -89,7 +90,8 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The figures of a run; `peak_memory` is in bytes, of all its processes at once, None if it was not measured."""
+    """The figures of a run; `peak_memory` is in bytes, of all its processes at once, None if it was not measured. `failures` counts failed
+    attempts by cause, `happenings` are what was told of things around the run."""
 
     tasks: tuple[TaskSummary, ...]
     steps: int
@@ -102,6 +104,8 @@ class Summary:
     agreement: Agreement | None = None
     rollout: Sequence[TaskRollout] = ()
     placed: Placed = NOWHERE_ELSE
+    failures: Mapping[str, int] = field(default_factory=dict)
+    happenings: Sequence[Happening] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The same as JSON values."""
@@ -110,6 +114,8 @@ class Summary:
             "steps": self.steps,
             "reward": {task.task: task.to_dict() for task in self.tasks},
             "fates": dict(self.fates),
+            "failures": dict(self.failures),
+            "happenings": [each.to_dict() for each in self.happenings],
             "staleness": {str(age): count for age, count in self.staleness.items()},
             "corrections": {str(age): found.to_dict() for age, found in self.corrections.items()},
             "agreement": self.agreement.to_dict() if self.agreement else None,
@@ -151,6 +157,8 @@ def summarize(lines: Sequence[Mapping[str, Any]], table: Rows) -> Summary:
         agreement=agreement(lines),
         rollout=task_rollouts(lines),
         placed=placed(lines),
+        failures=failures(lines),
+        happenings=happenings(lines),
     )
 
 

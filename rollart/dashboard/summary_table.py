@@ -64,6 +64,7 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
             "trajectories by fate",
             ", ".join(f"{fate} {count}" for fate, count in summary.fates.items()) + f" (of {total})" if total else "none",
         ),
+        ("failed attempts by cause", ", ".join(f"{cause} {count}" for cause, count in summary.failures.items()) or "none"),
         ("staleness of trained ones", ", ".join(f"{age}: {count}" for age, count in summary.staleness.items()) or "none"),
         *((f"behaviour weights, staleness {age}", _correction(found)) for age, found in summary.corrections.items()),
         ("trainer against engine", _agreement(summary.agreement)),

@@ -104,7 +104,7 @@ class Watchdog:
         held = sum((Counter(each.held()) for each in busy), Counter[str]())
         lacking, now = await missing(self._client, [each.namespace for each in busy], held), time.monotonic()
         for text in self._absences.see(lacking, now):
-            self._tell(text, {"kind": "workers", "missing": lacking})
+            self._tell(text, {"kind": "workers", "missing": lacking, "text": text})
         if (given_up := self._absences.hopeless(lacking, now)) is not None:
             raise NoWorker(given_up)
 
@@ -119,6 +119,7 @@ class Watchdog:
         told = [f"nothing has ended for {silent_s:.0f} s; in flight:", *(f"  {line}" for line in tell(found))]
         if gone:
             told.append(f"  {len(gone)} that no worker has are tried again")
-        self._tell("\n".join(told), {"kind": "silence", "silent": silent_s, "in_flight": len(found), "lost": len(gone), "text": told[1:]})
+        text = "\n".join(told)
+        self._tell(text, {"kind": "silence", "silent": silent_s, "in_flight": len(found), "lost": len(gone), "text": text})
         if gone:
             await watched.fail(gone, LostAttempt("no worker had it any more, though there was one for it"))
