@@ -84,8 +84,9 @@ def run_flow(flow: str, config: Config, *, resume: bool, mode: Mode) -> Ended:
         try:
             return asyncio.run(_run(run, config, folder, resume, mode))
         finally:
-            if not folder.began():  # its name is free again
-                folder.discard()
+            with contextlib.suppress(StoreError):  # what ended the run is told; where it can't be looked at, its name stays taken
+                if not folder.began():
+                    folder.discard()
     return asyncio.run(_run(run, config, folder, resume, mode))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator
 
@@ -87,12 +88,11 @@ class Tenure:
             "for nothing"
         )
 
-    async def keep(self) -> None:
-        """Renews the lease until it is cancelled. Whatever stands in the way, the next commit finds out what it means."""
-        while True:
-            await asyncio.sleep(self._lease.seconds / RENEWALS)
+    def keep(self, over: threading.Event) -> None:
+        """Renews the lease until it is `over`. Whatever stands in the way, the next commit finds out what it means."""
+        while not over.wait(self._lease.seconds / RENEWALS):
             try:
-                if not await asyncio.to_thread(self.renew):
+                if not self.renew():
                     log.warning("another process has taken %s over; this one ends at its next commit", self._store.url)
                     return
             except StoreError as error:
@@ -103,10 +103,13 @@ class Tenure:
 async def coordinating(store: ObjectStore, seconds: float) -> AsyncIterator[Tenure]:
     """Within, this process runs the run in `store`; see `Tenure.take`. The lease is renewed beside everything else, and released at the end."""
     tenure = await asyncio.to_thread(Tenure.take, store, seconds)
-    keeping = asyncio.create_task(tenure.keep())
+    over = threading.Event()
+    # A thread of its own: neither the loop nor whatever else waits for a thread makes this one late.
+    keeping = threading.Thread(target=tenure.keep, args=(over,), name="lease", daemon=True)
+    keeping.start()
     try:
         yield tenure
     finally:
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
+        over.set()
+        await asyncio.to_thread(keeping.join)
         await asyncio.to_thread(tenure.release)

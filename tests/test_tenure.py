@@ -7,6 +7,7 @@ import dataclasses
 import re
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from pathlib import Path
@@ -136,7 +137,9 @@ async def test_a_lease_that_cannot_be_renewed_for_a_while_ends_nothing(store: Ob
         return write(store, held)
 
     monkeypatch.setattr(lease, "write", failing)
-    keeping = asyncio.create_task(tenure.keep())
+    over = threading.Event()
+    keeping = threading.Thread(target=tenure.keep, args=(over,))
+    keeping.start()
     assert [await asyncio.wait_for(outcomes.get(), 20) for _ in range(3)] == ["failed", "failed", "renewed"]
-    keeping.cancel()
-    await asyncio.gather(keeping, return_exceptions=True)
+    over.set()
+    keeping.join()

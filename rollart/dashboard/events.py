@@ -5,16 +5,19 @@ Owns the event files; the metrics' lines are not its business.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fsspec.implementations.local import LocalFileSystem
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from storage.errors import StoreUnreachable
+from storage.objects.store import ObjectStore
 
 __all__ = ["EventLog", "scalars"]
 
@@ -26,15 +29,15 @@ FLUSH_SECONDS = 10.0
 
 
 class EventLog:
-    """Event files in `folder` of `fs`. Local ones are written in place; for other stores they are written in a temporary folder and sent at
-    each flush, as new files once they reach `ROLL_BYTES`.
+    """Event files in `folder` of `store`. Where that is a `local` one they are written in place; for others they are written in a temporary
+    folder and sent at each flush, as new files once they reach `ROLL_BYTES`. StoreError where that can't be done.
 
     `purge_from` tells TensorBoard to forget earlier events from that step on: a resumed run writes them again.
     """
 
-    def __init__(self, fs: Any, folder: str, purge_from: int | None = None) -> None:
-        self._fs, self._folder = fs, folder
-        self._scratch = None if isinstance(fs, LocalFileSystem) else tempfile.TemporaryDirectory(prefix="rollart-events-")
+    def __init__(self, store: ObjectStore, folder: str, *, local: bool, purge_from: int | None = None) -> None:
+        self._store, self._folder = store, folder
+        self._scratch = tempfile.TemporaryDirectory(prefix="rollart-events-") if not local else None
         self._writer = self._open()
         self._flushed = time.monotonic()
         if purge_from is not None:
@@ -49,7 +52,8 @@ class EventLog:
 
     def flush(self) -> None:
         """Brings all events to the store."""
-        self._writer.flush()
+        with self._told():
+            self._writer.flush()
         self._flushed = time.monotonic()
         if self._scratch is not None and self._send(self._scratch) > ROLL_BYTES:
             self._writer.close()
@@ -59,20 +63,31 @@ class EventLog:
 
     def close(self) -> None:
         """Flushes and closes; nothing is left in the temporary folder."""
-        self._writer.close()
+        with self._told():
+            self._writer.close()
         if self._scratch is not None:
             self._send(self._scratch)
             self._scratch.cleanup()
 
     def _open(self) -> EventFileWriter:
-        return EventFileWriter(self._folder if self._scratch is None else self._scratch.name)
+        with self._told():
+            return EventFileWriter(self._scratch.name if self._scratch is not None else str(Path(self._store.url) / self._folder))
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """TensorBoard's errors as the store's."""
+        try:
+            yield
+        except OSError as error:
+            raise StoreUnreachable(f"can't write events to {self._store.url}/{self._folder}: {error}") from error
 
     def _send(self, scratch: tempfile.TemporaryDirectory[str]) -> int:
         """Uploads what the temporary folder holds (the one file in use); returns its bytes."""
         size = 0
         for file in Path(scratch.name).iterdir():
-            self._fs.put_file(str(file), f"{self._folder}/{file.name}")
-            size += file.stat().st_size
+            data = file.read_bytes()
+            self._store.write(f"{self._folder}/{file.name}", data)
+            size += len(data)
         return size
 
 

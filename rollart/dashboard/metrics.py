@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
-
 from rollart.dashboard.events import EventLog
 from storage.errors import StoreError
+from storage.objects.store import ObjectStore
 
 __all__ = ["MetricsError", "MetricsWriter", "PIECE_BYTES", "read_metrics"]
+
+FOLDER = "metrics"
 
 PIECE_BYTES = 128 * 1024
 """An object store gets at most this much, and one line, for each line written: some 300 steps a piece."""
@@ -43,34 +41,30 @@ class MetricsWriter:
     """
 
     def __init__(self, run_url: str, storage_options: Mapping[str, Any] | None = None, *, resume_step: int | None = None) -> None:
-        self._fs, self._folder = _locate(run_url, storage_options)
-        self._local = isinstance(self._fs, LocalFileSystem)
-        pieces = _pieces(self._fs, self._folder)
+        self._store = ObjectStore(run_url, storage_options, durable=True)
+        self._local = Path(self._store.url) if "://" not in self._store.url else None
+        pieces = _pieces(self._store)
         if pieces and resume_step is None:
-            raise MetricsError(f"{pieces[0]} holds the metrics of an earlier run; resume that run or name another one")
-        self._fs.makedirs(self._folder, exist_ok=True)
+            raise MetricsError(f"{self._store.url}/{pieces[0]} holds the metrics of an earlier run; resume that run or name another one")
         self._index = max(len(pieces) - 1, 0)
         self._piece = b""
         if resume_step is not None:
             for path in pieces:
                 self._piece = self._drop_after(resume_step, path)
-        self._events = EventLog(self._fs, self._folder, purge_from=None if resume_step is None else resume_step + 1)
+        self._events = EventLog(self._store, FOLDER, local=self._local is not None, purge_from=None if resume_step is None else resume_step + 1)
         self.write({"kind": "start" if resume_step is None else "resume", "step": max(resume_step or 0, 0), "time": time.time()})
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Stores one line; numbers that JSON cannot hold (NaN, infinities) become null. A line with `step` also goes to TensorBoard."""
         clean = _finite(line)
         data = json.dumps(clean, separators=(",", ":"), allow_nan=False).encode() + b"\n"
-        path = f"{self._folder}/{_piece_name(self._index)}"
-        if self._local:
-            with open(path, "ab") as file:
-                file.write(data)
+        if self._local is not None:
+            _append(self._local / FOLDER / _piece_name(self._index), data)
         else:
             if self._piece and len(self._piece) + len(data) > PIECE_BYTES:
                 self._index, self._piece = self._index + 1, b""
-                path = f"{self._folder}/{_piece_name(self._index)}"
             self._piece += data
-            self._fs.pipe_file(path, self._piece)
+            self._store.write(f"{FOLDER}/{_piece_name(self._index)}", self._piece)
         if "step" in clean and clean.get("kind") in ("step", "evaluation"):
             self._events.add(clean)
 
@@ -93,41 +87,30 @@ class MetricsWriter:
 
         Piece by piece, so that a crash in between leaves whole lines only and doing it again finishes the work.
         """
-        data = self._fs.cat_file(path)
+        data = self._store.read(path)
         kept = b"".join(raw for raw, line in _lines(data, path) if not line.get("step", 0) > step)
         if kept != data:
-            if self._local:
-                _replace(Path(path), kept)
-            else:
-                self._fs.pipe_file(path, kept)
+            self._store.write(path, kept)
         return kept
 
 
 def read_metrics(run_url: str, storage_options: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
     """All whole lines in the order of writing; none if the run has no metrics. A last line that is still being written is left out."""
-    fs, folder = _locate(run_url, storage_options)
-    return [line for path in _pieces(fs, folder) for _, line in _lines(fs.cat_file(path), path)]
-
-
-def _locate(run_url: str, storage_options: Mapping[str, Any] | None) -> tuple[Any, str]:
-    fs, path = fsspec.core.url_to_fs(run_url, **(storage_options or {}))
-    return fs, f"{path.rstrip('/')}/metrics"
+    store = ObjectStore(run_url, storage_options)
+    return [line for path in _pieces(store) for _, line in _lines(store.read(path), path)]
 
 
 def _piece_name(index: int) -> str:
     return "metrics.jsonl" if index == 0 else f"metrics-{index:05d}.jsonl"
 
 
-def _pieces(fs: Any, folder: str) -> list[str]:
+def _pieces(store: ObjectStore) -> list[str]:
     """The pieces that exist, first to last; they are numbered without a gap."""
-    fs.invalidate_cache()  # another process may have written since this one last looked
-    if not fs.exists(folder):
-        return []
-    there = {Path(path).name for path in fs.ls(folder, detail=False)}
-    names: list[str] = []
-    while _piece_name(len(names)) in there:
-        names.append(_piece_name(len(names)))
-    return [f"{folder}/{name}" for name in names]
+    there = set(store.list(FOLDER))
+    found: list[str] = []
+    while (path := f"{FOLDER}/{_piece_name(len(found))}") in there:
+        found.append(path)
+    return found
 
 
 def _lines(data: bytes, path: str) -> list[tuple[bytes, dict[str, Any]]]:
@@ -145,14 +128,12 @@ def _lines(data: bytes, path: str) -> list[tuple[bytes, dict[str, Any]]]:
     return found
 
 
-def _replace(path: Path, data: bytes) -> None:
-    """Swaps a local file's content in one move, so that a reader sees the old or the new."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(name, path)
+def _append(path: Path, data: bytes) -> None:
+    try:
+        with path.open("ab") as file:
+            file.write(data)
+    except OSError as error:
+        raise MetricsError(f"can't write to {path}: {error.strerror}; see to that, and go on with --resume") from error
 
 
 def _finite(value: Any) -> Any:

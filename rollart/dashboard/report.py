@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-import fsspec
 import jinja2
 
 from rollart.dashboard import figures
@@ -24,6 +23,7 @@ from rollart.dashboard.metrics import read_metrics
 from rollart.dashboard.summary import Rows, Stretch, Summary, stretches, summarize
 from rollart.dashboard.summary_table import figures as single_figures
 from rollart.dashboard.summary_table import interval, percent
+from storage.objects.store import ObjectStore
 
 __all__ = ["Sample", "render_report", "visible", "write_report"]
 
@@ -53,14 +53,13 @@ class Sample:
 def write_report(run_url: str, storage_options: Mapping[str, Any] | None, table: Rows, samples: Sequence[Sample] = ()) -> str:
     """Writes `report.html` into the run's folder and returns its URL; an earlier one is replaced.
 
-    `table` holds the run's trajectories as `summary.ScoreTable` describes. Raises `MetricsError` for broken metrics.
+    `table` holds the run's trajectories as `summary.ScoreTable` describes. Raises `MetricsError` for broken metrics, and what the
+    store raises.
     """
     lines = read_metrics(run_url, storage_options)
     page = render_report(run_url, summarize(lines, table), stretches(lines), training_rewards(lines), samples)
-    url = f"{run_url.rstrip('/')}/report.html"
-    fs, path = fsspec.core.url_to_fs(url, **(storage_options or {}))
-    fs.pipe_file(path, page.encode())
-    return url
+    ObjectStore(run_url, storage_options).write("report.html", page.encode())
+    return f"{run_url.rstrip('/')}/report.html"
 
 
 def render_report(

@@ -135,3 +135,27 @@ def _of_one_file(path: Path) -> list[tuple[int, float]]:
     accumulator = EventAccumulator(str(path))
     accumulator.Reload()
     return [(e.step, round(e.value, 6)) for e in accumulator.Scalars("reward/frozenlake")] if accumulator.Tags()["scalars"] else []
+
+
+def test_a_full_disk_is_told_as_the_stores_error(tmp_path: Path):
+    with MetricsWriter(str(tmp_path)) as writer:
+        (tmp_path / "metrics" / "metrics.jsonl").unlink()
+        (tmp_path / "metrics" / "metrics.jsonl").symlink_to("/dev/full")
+        with pytest.raises(MetricsError, match=r"can't write to .*metrics\.jsonl: No space left on device; see to that"):
+            writer.write(step_line(1))
+
+
+def test_a_write_that_fails_in_a_passing_way_is_tried_again(monkeypatch: pytest.MonkeyPatch):
+    url = f"memory://{uuid.uuid4().hex}/run"
+    with MetricsWriter(url) as writer:
+        failures = iter([ConnectionResetError("reset by peer")])
+        pipe = fsspec.implementations.memory.MemoryFileSystem.pipe_file
+
+        def failing(fs: object, path: str, data: bytes, **options: object) -> object:
+            if (error := next(failures, None)) is not None:
+                raise error
+            return pipe(fs, path, data, **options)
+
+        monkeypatch.setattr(fsspec.implementations.memory.MemoryFileSystem, "pipe_file", failing)
+        writer.write(step_line(1))
+    assert steps(url) == [1]
