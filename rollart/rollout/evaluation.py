@@ -41,6 +41,7 @@ async def evaluate_version(
         plan = [Attempt(Episode(task, i, "evaluate"), 0) for i in range(episodes)]
         waiting.update(plan)
         dispatcher.dispatch(plan)
+    most = max(HOPELESS, len(waiting))  # what one loss may take with it
     members: list[Member] = []
     void: list[Episode] = []
     reason = ""
@@ -55,8 +56,8 @@ async def evaluate_version(
                 continue
             reason = f"{end.attempt}: {end.error}" if member is None else f"{end.attempt}: sampled by versions other than {version}"
             failures += 1
-            if failures >= HOPELESS:
-                raise RolloutFailed(f"{HOPELESS} evaluation attempts in a row failed; the last, {reason}") from end.error
+            if failures >= most:
+                raise RolloutFailed(f"{failures} evaluation attempts in a row failed; the last, {reason}") from end.error
             if end.attempt.number + 1 < attempts:
                 again = end.attempt.retried()
                 waiting.add(again)

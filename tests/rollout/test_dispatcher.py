@@ -21,6 +21,7 @@ from rollart.environments.protocol import StepResult
 from rollart.fence import Superseded
 from rollart.rewards.protocol import Verdict
 from rollart.rewards.worker import RewardPlugin
+from rollart.rollout.coordinator import RolloutFailed
 from rollart.rollout.dispatcher import Dispatcher, Ended, Stalled
 from rollart.rollout.episode import EpisodeFailed, Limits
 from rollart.rollout.evaluation import evaluate_version
@@ -248,6 +249,11 @@ async def test_an_evaluation_in_which_nothing_ends_says_what_it_waits_for(cluste
     with pytest.raises(Stalled, match=r"\(run.step_timeout\); 2 in flight, such as warm_up/endless/0/0/0; look at"):
         await asyncio.wait_for(evaluate_version(silent, Version(0, 0), ["endless"], 2, 3, stall_s=0.2), PATIENCE_S)
     await silent.close()
+
+
+async def test_an_evaluation_fails_for_good_only_when_as_many_have_failed_in_a_row_as_one_loss_may_take(cluster: Cluster) -> None:
+    with pytest.raises(RolloutFailed, match=r"^70 evaluation attempts in a row failed; the last, .*the simulator is gone"):
+        await asyncio.wait_for(evaluate_version(cluster.dispatcher, Version(0, 0), ["broken"], 70, 3), PATIENCE_S)
 
 
 async def test_another_try_and_another_dispatcher_share_no_result(cluster: Cluster) -> None:
