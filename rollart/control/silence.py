@@ -50,32 +50,33 @@ class Silence:
 
 def tell(found: Iterable[Whereabouts]) -> list[str]:
     """What a look has found, one line for each task and place with the most attempts first, `LINES` at most."""
-    places: defaultdict[tuple[str, str], list[Whereabouts]] = defaultdict(list)
+    places: defaultdict[tuple[str, str, str], list[Whereabouts]] = defaultdict(list)
     for each in found:
-        places[_what(each.attempt), _place(each)].append(each)
+        episode = each.attempt.episode
+        places[episode.purpose, episode.task, _place(each)].append(each)
     ordered = sorted(places.items(), key=lambda item: (-len(item[1]), item[0]))
-    lines = [f"{len(there)} {what}{place}{_doings(there)}" for (what, place), there in ordered]
+    lines = [f"{len(there)} {_played(there)} of {task}{place}{_doings(there)}" for (_, task, place), there in ordered]
     if len(lines) > LINES:
         rest = sum(len(there) for _, there in ordered[LINES - 1 :])
         lines = [*lines[: LINES - 1], f"and {rest} more elsewhere"]
     return lines
 
 
-def _what(attempt: Attempt) -> str:
-    kind = {"train": "trajectories", "evaluate": "evaluations", "warm_up": "scripted plays"}[attempt.episode.purpose]
-    return f"{kind} of {attempt.episode.task}"
+def _played(there: list[Whereabouts]) -> str:
+    names = {"train": ("trajectory", "trajectories"), "evaluate": ("evaluation", "evaluations"), "warm_up": ("scripted play", "scripted plays")}
+    return names[there[0].attempt.episode.purpose][len(there) > 1]
 
 
 def _place(each: Whereabouts) -> str:
     match each.kind:
         case "held":
-            return " wait for others to end before they go out"
+            return ": held back until others end"
         case "ended":
-            return " have ended, and the news of it is on its way"
+            return ": ended, the news of it on its way"
         case "no_worker":
-            return f" wait for a worker with {each.where}: there is none"
+            return f": waiting for a worker with {each.where}, and there is none"
         case "lost":
-            return f" are lost: there is a worker with {each.where}, and none has them"
+            return f": lost, with a worker with {each.where} there and none that knows of it"
         case "unanswered":
             return f" on worker {each.where}, which does not answer"
         case "working" | "queued":
@@ -92,7 +93,7 @@ def _doings(there: list[Whereabouts]) -> str:
             doings[each.doing or "at work"].append(each.seconds)
     parts = []
     for doing, seconds in sorted(doings.items(), key=lambda item: (-len(item[1]), item[0])):
-        verb = "wait " if doing.startswith("for ") else ""
+        verb = "waiting " if doing.startswith("for ") else ""
         parts.append(f"{len(seconds)} {verb}{doing}" + (f" for {max(seconds):.0f} s" if max(seconds) >= 1 else ""))
     return ": " + ", ".join(parts) if parts else ""
 

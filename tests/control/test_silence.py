@@ -33,12 +33,12 @@ def test_what_is_told_is_grouped_by_task_and_worker_with_the_most_first_and_the_
         *(Whereabouts(attempt(70 + i), "held") for i in range(3)),
     ]
     assert tell(found) == [
-        "10 trajectories of lake on worker player-0: 6 in reset for 75 s, 3 wait for engine http://a:1 for 12 s, 1 wait for a slot",
+        "10 trajectories of lake on worker player-0: 6 in reset for 75 s, 3 waiting for engine http://a:1 for 12 s, 1 waiting for a slot",
         "5 evaluations of sum on worker player-1, which does not answer",
-        "4 trajectories of lake wait for a worker with PLAYER: there is none",
-        "3 trajectories of lake wait for others to end before they go out",
-        "2 trajectories of lake are lost: there is a worker with PLAYER, and none has them",
-        "1 trajectories of lake on worker judge-0: 1 at work for 3 s",
+        "4 trajectories of lake: waiting for a worker with PLAYER, and there is none",
+        "3 trajectories of lake: held back until others end",
+        "2 trajectories of lake: lost, with a worker with PLAYER there and none that knows of it",
+        "1 trajectory of lake on worker judge-0: 1 at work for 3 s",
     ]
 
 

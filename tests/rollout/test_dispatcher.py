@@ -327,7 +327,7 @@ async def test_what_is_in_flight_is_told_with_what_its_worker_is_at_and_can_be_f
         await asyncio.wait_for(Endless.resets.get(), PATIENCE_S)
     told = await cluster.dispatcher.whereabouts()
     assert told.startswith("8 scripted plays of endless on worker ") and told.endswith(
-        ": 6 in reset, 2 wait for a slot; 2 scripted plays of here wait for others to end before they go out"
+        ": 6 in reset, 2 waiting for a slot; 2 scripted plays of here: held back until others end"
     )
     assert cluster.dispatcher.held() == {"PLAY": 2}
     assert [len(keys) for keys in cluster.dispatcher.keys().values()] == [2] * 8 + [0] * 2

@@ -131,7 +131,7 @@ async def test_silence_is_told_with_what_each_worker_is_at(cluster: Cluster) -> 
     assert figures["text"] == text
     head, line = text.splitlines()
     assert head == "nothing has ended for 3 s; in flight:"
-    assert line.startswith("  6 trajectories of lake on worker player-0: 2 at work, 2 wait for a slot, 2 in reset for 7 s"), line
+    assert line.startswith("  6 trajectories of lake on worker player-0: 2 at work, 2 waiting for a slot, 2 in reset for 7 s"), line
     assert figures["kind"] == "silence" and figures["in_flight"] == 6 and figures["lost"] == 0
 
 
