@@ -125,7 +125,7 @@ class Absences:
             seconds = now - self._since.pop(resource)
             if resource in self._told:
                 self._told.remove(resource)
-                news.append(f"there is a worker with the resource {resource} again, after {seconds:.0f} s")
+                news.append(f"nothing waits in vain for the resource {resource} any more, after {seconds:.0f} s")
         for resource, tasks in missing.items():
             if now - self._since.setdefault(resource, now) >= self._grace_s and resource not in self._told:
                 self._told.add(resource)

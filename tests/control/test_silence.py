@@ -73,7 +73,7 @@ def test_a_resource_that_is_gone_is_told_once_and_when_it_is_back() -> None:
         "no worker has the resource PLAYER any more: 6 tasks wait for one, and the run fails if none is there within 20 s (rollout.worker_wait)"
     ]
     assert absences.see({"PLAYER": 6}, 110.0) == [] and absences.hopeless({"PLAYER": 6}, 119.0) is None
-    assert absences.see({}, 115.0) == ["there is a worker with the resource PLAYER again, after 15 s"]
+    assert absences.see({}, 115.0) == ["nothing waits in vain for the resource PLAYER any more, after 15 s"]
     assert absences.see({"PLAYER": 6}, 119.0) == [] and absences.hopeless({"PLAYER": 6}, 138.0) is None
 
 

@@ -173,7 +173,7 @@ async def test_a_resource_whose_last_worker_went_away_is_told_and_so_is_its_retu
     assert await cluster.where(lambda found: True) == [Whereabouts(a, "no_worker", "PLAY") for a in attempts]
     await cluster.worker("player-1")
     await cluster.until(lambda: len(cluster.told) == 2)
-    assert cluster.told[1][0].startswith("there is a worker with the resource PLAY again")
+    assert cluster.told[1][0].startswith("nothing waits in vain for the resource PLAY any more")
     assert cluster.told[1][1] == {"kind": "workers", "missing": {}, "text": cluster.told[1][0]}
     await cluster.where(lambda found: [(w.kind, w.where) for w in found] == [("working", "player-1")] * 3)
 
