@@ -23,6 +23,7 @@ from rollart.environments.protocol import RunIn
 from rollart.fence import admit
 from rollart.rewards.registry import LIGHT
 from rollart.rewards.worker import scored, scored_within
+from rollart.rollout.doings import Doings
 from rollart.rollout.episode import EpisodeFailed, EpisodeRunner, Limits
 from rollart.rollout.flush_pace import FlushPace
 from rollart.rollout.leaving import Leaving, unprepared
@@ -119,7 +120,7 @@ class EnvironmentPlugin(WorkerPlugin):
         self.shared: _Shared | None = None
         self.running: dict[str, asyncio.Task[Any]] = {}
         self.playing: dict[Attempt, EpisodeRunner] = {}
-        self._doing: dict[Attempt, tuple[str, float]] = {}
+        self.doing = Doings()
 
     async def setup(self, worker: Worker) -> None:
         self.worker = worker
@@ -145,16 +146,6 @@ class EnvironmentPlugin(WorkerPlugin):
         """Stops a trajectory whose future was cancelled: Dask forgets a coroutine that runs, which would go on in its slot to its end."""
         if start == "executing" and finish == "released" and key in self.running:
             self.running[str(key)].cancel()
-
-    def doing(self, attempt: Attempt) -> tuple[str, float] | None:
-        """What an attempt that runs here is at, in words, and for how many seconds by now."""
-        if (said := self._doing.get(attempt)) is None:
-            return None
-        return said[0], time.monotonic() - said[1]
-
-    def note(self, attempt: Attempt, doing: str) -> None:
-        """Keeps what an attempt is at from now on."""
-        self._doing[attempt] = (doing, time.monotonic())
 
     def push(self, table: EngineTable, newest: int, routes: Routes | None = None) -> None:
         """Takes over a newer engine table, the newest version (a step) that exists, and newer routes. Superseded if they are of another
@@ -199,7 +190,7 @@ class EnvironmentPlugin(WorkerPlugin):
             window=plan.window if training else None,
             current_version=lambda: shared.newest,
             pool=shared.pool,
-            tell=lambda doing: self.note(attempt, doing),
+            tell=lambda doing: self.doing.note(attempt, doing),
         )
 
     async def generate(self, attempt: Attempt, request: GenerateRequest) -> GenerateResult:
@@ -210,7 +201,7 @@ class EnvironmentPlugin(WorkerPlugin):
         """
         response, revision, losses = Response(request), -1, 0
         while True:
-            self.note(attempt, "for an engine to be announced")
+            self.doing.note(attempt, "for an engine to be announced")
             table = await self._table_after(revision)
             if attempt not in self._shared().routing.last_engine:
                 self._tell_begun(attempt)
@@ -250,7 +241,7 @@ class EnvironmentPlugin(WorkerPlugin):
         shared, request = self._shared(), response.left
         wanted = shared.routing.wanted(attempt, table)
         entry = shared.routing.pick(table, attempt, wanted)
-        self.note(attempt, f"for engine {entry.url}")
+        self.doing.note(attempt, f"for engine {entry.url}")
         with shared.routing.asking(entry, attempt, wanted) as served:
             heard = response.heard if response.worth_streaming else None
             result = await shared.client.generate(entry.url, dataclasses.replace(request, extra_key=str(entry.version)), heard)
@@ -274,10 +265,11 @@ class EnvironmentPlugin(WorkerPlugin):
 
     def forget(self, attempt: Attempt) -> None:
         self._shared().routing.forget(attempt)
-        self._doing.pop(attempt, None)
+        self.doing.forget(attempt)
 
     async def keep(self, trajectory: Trajectory) -> Receipt:
         """Makes the trajectory durable and returns where it stands."""
+        self.doing.note(trajectory.attempt, "being written")
         file, row = await self._shared().writer.write(trajectory)
         first, last = trajectory.version_span
         return Receipt(
@@ -301,20 +293,18 @@ class EnvironmentPlugin(WorkerPlugin):
     async def judge(self, receipt: Receipt, trajectory: Trajectory) -> Receipt | Member:
         """The trajectory's score, where its task's verifier runs here; else its receipt as it is. VerifierFailed."""
         task = self.plan.tasks[receipt.attempt.episode.task]
-        if task.verifier is None:
-            return receipt
-        if task.verifier in LIGHT:
-            return scored(task.verifier, receipt, trajectory)
+        if task.verifier is None or task.verifier in LIGHT:
+            return receipt if task.verifier is None else scored(task.verifier, receipt, trajectory)
+        self.doing.note(receipt.attempt, "being scored")
         return await scored_within(task.limits.reward_s, self._shared().pool, task.verifier, receipt, trajectory)
 
 
 async def _plugin() -> EnvironmentPlugin:
     """The worker's plugin; where setting it up has failed, the worker leaves, and the task goes on elsewhere."""
-    worker = get_worker()
-    plugin = worker.plugins.get(PLUGIN)
+    plugin = get_worker().plugins.get(PLUGIN)
     if isinstance(plugin, EnvironmentPlugin) and plugin.shared is not None:
         return plugin
-    await unprepared(worker, "what trajectories share", plugin.plan.told_topic if isinstance(plugin, EnvironmentPlugin) else "told")
+    await unprepared(get_worker(), "what trajectories share", plugin.plan.told_topic if isinstance(plugin, EnvironmentPlugin) else "told")
 
 
 async def trajectory_task(attempt: Attempt, key: str, sent: float) -> Receipt | Member:
@@ -333,6 +323,7 @@ async def trajectory_task(attempt: Attempt, key: str, sent: float) -> Receipt | 
         return await plugin.judge(receipt, trajectory)
     finally:
         del plugin.running[key]
+        plugin.forget(attempt)
 
 
 async def _played(plugin: EnvironmentPlugin, attempt: Attempt) -> Trajectory:
@@ -340,8 +331,7 @@ async def _played(plugin: EnvironmentPlugin, attempt: Attempt) -> Trajectory:
     try:
         environment = environments.make(task.environment, **task.settings)
     except Exception as error:
-        reason = f"tasks.{attempt.episode.task}: its environment could not be made: {type(error).__name__}: {error}"
-        raise EpisodeFailed(reason) from error
+        raise EpisodeFailed(f"tasks.{attempt.episode.task}: its environment could not be made: {type(error).__name__}: {error}") from error
     runner = plugin.playing[attempt] = plugin.runner(attempt)
     try:
         if attempt.episode.purpose == "warm_up":
@@ -349,7 +339,6 @@ async def _played(plugin: EnvironmentPlugin, attempt: Attempt) -> Trajectory:
         return await runner.play(environment, attempt, lambda request: plugin.generate(attempt, request))
     finally:
         del plugin.playing[attempt]
-        plugin.forget(attempt)
 
 
 async def push_table(table: EngineTable, newest: int, routes: Routes | None = None, *, dask_worker: Worker) -> bool:

@@ -28,6 +28,7 @@ from rollart.rollout.evaluation import evaluate_version
 from rollart.rollout.reader import StoredTrajectories
 from rollart.rollout.window import SubmissionWindow
 from rollart.rollout.worker import EnvironmentPlugin, RolloutPlan, TaskPlan, push_table
+from rollart.rollout.writer import TrajectoryWriter
 from rollart.types import NOT_SAMPLED, Attempt, Episode, SamplingTransform, Trajectory
 from storage.version import Version
 
@@ -336,3 +337,18 @@ async def test_what_is_in_flight_is_told_with_what_its_worker_is_at_and_can_be_f
     failed = [e for e in ends if e.member is None]
     assert tried(failed) == stuck and {(e.cause, str(e.error)) for e in failed} == {("machine", "nobody has it")}
     assert tried([e for e in ends if e.member is not None]) == plays("here", 2)
+
+
+async def test_a_worker_tells_when_what_was_played_is_written_and_forgets_what_is_over(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, float] | None] = []
+    write = TrajectoryWriter.write
+
+    async def watched(writer: TrajectoryWriter, trajectory: Trajectory) -> tuple[str, int]:
+        seen.append(cluster.plugin.doing(trajectory.attempt))
+        return await write(writer, trajectory)
+
+    monkeypatch.setattr(TrajectoryWriter, "write", watched)
+    (attempt,) = plays("here", 1)
+    cluster.dispatcher.dispatch([attempt])
+    await cluster.ends(1)
+    assert [said[0] for said in seen if said] == ["being written"] and cluster.plugin.doing(attempt) is None
