@@ -107,7 +107,7 @@ async def _run(run: Flow, config: Config, folder: RunFolder, resume: bool, mode:
                     exit_code, error = INTERRUPTED, f"interrupted; go on with --resume --set run.name={folder.name}"
                     await _ended(session, "interrupted")
                 except Exception as failure:  # noqa: BLE001 - told, and turned into an exit code
-                    exit_code, error = FAILED, explain(failure)
+                    exit_code, error = FAILED, _told(failure, session, config.run.scheduler)
                     await _ended(session, "failed")
         except asyncio.CancelledError:
             exit_code, error = INTERRUPTED, "interrupted before the run began"
@@ -149,12 +149,24 @@ def report_on(folder: RunFolder) -> tuple[str, dict[str, Any], str]:
     return url, summary.to_dict(), text.getvalue()
 
 
+def _told(failure: Exception, session: Session, scheduler: str | None) -> str:
+    """One line for what ended the run. That the scheduler is gone each part of Dask says in words of its own."""
+    if scheduler is None or session.client.status == "running" or _own(failure):
+        return explain(failure)
+    return f"run.scheduler: {scheduler} is gone; start it and its workers again, and go on with --resume"
+
+
 def explain(failure: BaseException) -> str:
     """One line for a failure that says what it is; the whole traceback besides for one that nobody foresaw."""
-    if type(failure).__module__.partition(".")[0] in ("rollart", "storage"):
+    if _own(failure):
         return str(failure)
     traceback.print_exception(failure)
     return f"{type(failure).__name__}: {failure}"
+
+
+def _own(failure: BaseException) -> bool:
+    """Whether it is one of this project's errors, which say what they are."""
+    return type(failure).__module__.partition(".")[0] in ("rollart", "storage")
 
 
 def kill_children() -> None:

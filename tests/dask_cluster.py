@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -72,5 +73,6 @@ class DaskCluster:
 
     def end(self) -> None:
         for process in (*self.workers.values(), self.scheduler):
-            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it ended by itself, and was waited for
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
