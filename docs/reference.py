@@ -17,7 +17,7 @@ TARGET = Path(__file__).with_name("configuration.md")
 
 HEAD = """# Configuration
 
-Generated from the models in `rollart/config.py` by `make docs`; change the words there.
+Generated from the models in `rollart/config/` by `make docs`; change the words there.
 
 A configuration is a YAML file with the sections below. `--set a.b=c` overrides one field, `--dry-run` prints the resolved whole.
 Unknown keys, values out of bounds and contradictions are refused with the field's path. Fields marked ↻ may change when a run is resumed.
