@@ -12,7 +12,7 @@ import io
 import json
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,8 @@ def own_nonce(key: str) -> str:
 
 
 class Recorded:
-    """The executions recorded in flushed files of the run in `store`; of the `keep` files read last the receipts stay in memory."""
+    """The executions recorded in flushed files of the run in `store`; of the `keep` files read last, and of all that one
+    that looks has to look at, the receipts stay in memory."""
 
     def __init__(self, store: ObjectStore, keep: int = KEEP) -> None:
         self._store, self._keep = store, keep
@@ -74,16 +75,17 @@ class Recorded:
         self._listing = None  # whoever comes from here on may look for what is flushed from here on
         return await asyncio.to_thread(self._store.infos, FLUSHED)
 
-    def _first(self, files: Iterable[ObjectInfo], attempt: Attempt, mark: str) -> Receipt | None:
-        found = (r for info in files for r in self._read(info) if r.attempt == attempt and r.nonce.startswith(mark))
+    def _first(self, files: Sequence[ObjectInfo], attempt: Attempt, mark: str) -> Receipt | None:
+        keep = max(self._keep, len(files))  # with less, each one that looks would read all of them again
+        found = (r for info in files for r in self._read(info, keep) if r.attempt == attempt and r.nonce.startswith(mark))
         return next(found, None)
 
-    def _read(self, info: ObjectInfo) -> list[Receipt]:
+    def _read(self, info: ObjectInfo, keep: int) -> list[Receipt]:
         receipts = self._receipts.pop(info.path, None)
         if receipts is None:
             receipts = _receipts(self._store, info)
         self._receipts[info.path] = receipts
-        while len(self._receipts) > self._keep:
+        while len(self._receipts) > keep:
             self._receipts.popitem(last=False)
         return receipts
 

@@ -102,10 +102,20 @@ async def test_those_that_look_together_share_a_listing_and_those_that_come_late
 async def test_files_that_are_not_remembered_are_read_again(store: Counting) -> None:
     now = time.time()
     for i in range(3):
-        flush(store, played(own_nonce(f"{i}")), at=now + i)
+        flush(store, played(own_nonce(f"{i}")), at=now + 100.0 * i)
     found = Recorded(store, keep=1)
     for i in (0, 1, 2, 0):
-        assert await found.find(ATTEMPT, f"{i}", now) is not None
+        assert await found.find(ATTEMPT, f"{i}", now + 100.0 * i) is not None
+
+
+async def test_however_many_files_are_young_enough_the_next_that_looks_reads_none_of_them_again(store: Counting) -> None:
+    now = time.time()
+    for i in range(5):
+        flush(store, played(own_nonce(f"{i}")), at=now + i)
+    found = Recorded(store, keep=2)
+    assert await found.find(ATTEMPT, "none", now) is None
+    fetched = store.fetched
+    assert await found.find(ATTEMPT, "another", now) is None and store.fetched == fetched
 
 
 async def test_a_file_that_is_none_of_a_runs_is_named(store: Counting) -> None:
