@@ -36,6 +36,8 @@ CROWDS = ((1, 1000, 60.0), (2, 5000, 150.0))
 
 QUICK_CROWDS = ((1, 300, 10.0),)
 LOOK_S = 0.5
+FLUSH_S = 0.25
+"""A run's own default."""
 
 
 class Watched:
@@ -113,7 +115,8 @@ async def costs(sizes: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
             await play(client, Script(TRACE, 1, 0.01, apart=way != next(iter(sizes))), 200, f"warm-up-{len(way)}")
         for way, counts in sizes.items():
             for count in counts:
-                found, _ = await play(client, Script(TRACE, 1, 1.0, apart=way != next(iter(sizes))), count, f"{count}-{len(way)}")
+                script = Script(TRACE, 1, 1.0, apart=way != next(iter(sizes)), flush_s=FLUSH_S)
+                found, _ = await play(client, script, count, f"{count}-{len(way)}")
                 rows.append({"case": f"{count:,}, score {way}", "kind": "cost", "way": way, "trajectories": count, **found})
     return rows
 
@@ -121,7 +124,7 @@ async def costs(sizes: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
 async def crowd(workers: int, count: int, seconds: float) -> dict[str, Any]:
     """As many at a time as there are slots; when each one started and ended, by its own record."""
     async with cluster(count, workers, own_scheduler=True) as client:
-        found, members = await play(client, Script(f"waits:1x{seconds}", 1, 1.0), count, f"crowd-{count}")
+        found, members = await play(client, Script(f"waits:1x{seconds}", 1, 1.0, flush_s=FLUSH_S), count, f"crowd-{count}")
     starts = [m.receipt.seconds["start"] for m in members]
     first = min(starts)
     spans = sorted((round(start - first, 2), round(start - first + m.receipt.seconds["total"], 2)) for start, m in zip(starts, members, strict=True))

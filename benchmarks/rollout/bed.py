@@ -49,13 +49,14 @@ FLUSH_S = 0.05
 @dataclass(frozen=True, slots=True)
 class Script:
     """`trace` (see `script.play`), in groups of `group`, `scale` seconds for each of its seconds; `barrier`: rollout by batches; `apart`: each
-    score is a future of its own, rather than part of its trajectory's."""
+    score is a future of its own, rather than part of its trajectory's; `flush_s`: seconds that a trajectory waits to be written."""
 
     trace: str
     group: int
     scale: float
     barrier: int = 0
     apart: bool = False
+    flush_s: float = FLUSH_S
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -119,7 +120,7 @@ async def prepared(client: Client, script: Script, ledger: Ledger, run: str) -> 
         )
         plan = RolloutPlan(
             f"{folder}/run", {}, str(policy(Path(folder, "policy"))), 0, ledger.lineage, ledger.window, {TASK: task}, SamplingTransform(),
-            flush_s=FLUSH_S, begun_topic=begun_topic(ledger.redundancy, run, ledger.lineage),
+            flush_s=script.flush_s, begun_topic=begun_topic(ledger.redundancy, run, ledger.lineage),
         )  # fmt: skip
         plugins = {PLAY: TracedPlugin(plan), JUDGE: RewardPlugin(f"{folder}/run", {}, {TASK: VERIFIER})}
         for resource, plugin in plugins.items():

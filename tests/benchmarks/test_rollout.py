@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from benchmarks import asynchrony, latency_spread, redundancy
+from benchmarks import asynchrony, latency_spread, redundancy, scheduler
 from benchmarks.kolmogorov import ks_test
 from benchmarks.rollout.engine import ScriptedEngine
 from benchmarks.rollout.script import Play, Turn, parsed, play
@@ -112,7 +112,19 @@ def test_a_schedule_without_bubbles_waits_once():
     assert asynchrony.without_bubbles(steps, 1) <= asynchrony.virtual("alpha 2, fill", steps, 1)["seconds"]
 
 
-@pytest.mark.parametrize("module", [latency_spread, redundancy])
+def test_what_goes_on_at_one_instant_is_counted_without_what_ends_as_another_starts():
+    assert scheduler.at_a_time([(0.0, 2.0), (1.0, 3.0), (2.0, 4.0), (0.5, 0.75)]) == 2
+
+
+def test_what_a_trajectory_costs_the_scheduler_is_told_of_the_largest_number():
+    cost = {"kind": "cost", "way": "a", "peak_mb": 30.0, "before_mb": 10.0, "after_mb": 15.0}
+    rows = [{**cost, "trajectories": 1000, "scheduler_cpu_s": 2.0}, {**cost, "trajectories": 4000, "scheduler_cpu_s": 2.0}]
+    found = scheduler.headline(rows)
+    assert (found["scheduler_cpu_ms_per_trajectory_1000"], found["scheduler_cpu_ms_per_trajectory"]) == (2.0, 0.5)
+    assert (found["scheduler_grew_mb_4000"], found["scheduler_kept_mb_4000"]) == (20.0, 5.0)
+
+
+@pytest.mark.parametrize("module", [latency_spread, asynchrony, redundancy])
 def test_every_headline_figure_follows_from_the_rows(module: ModuleType):
     stored = json.loads((RESULTS / f"{module.BENCHMARK.name}.json").read_text())
     assert module.headline(stored["rows"]) == pytest.approx(stored["headline"])
