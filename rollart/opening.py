@@ -108,7 +108,7 @@ async def open_session(config: Config, folder: RunFolder, tenure: Tenure, *, res
         await asyncio.gather(*(register(stage, plugin) for stage, plugin in plugins))
         engines = EngineFleet(client, _resources(config, "generate"), _resources(config, "environment"), tenure.number)
         window = SubmissionWindow(await client.run_on_scheduler(cluster_slots))
-        metrics = MetricsWriter(folder.url, folder.storage_options, resume_step=kept if resume else None)
+        metrics = MetricsWriter(folder.url, folder.storage_options, resume_step=kept if resume else None, ours=tenure.holds)
         stack.enter_context(metrics)
         status = RunStatus(
             step=ledger.next_step, steps=config.train.steps, version=f"{ledger.lineage}-{ledger.next_step}", dashboard=client.dashboard_link

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -20,6 +21,9 @@ log = logging.getLogger(__name__)
 
 RENEWALS = 3
 """How often a lease is renewed within its length: one that comes late, or not at all, ends nothing."""
+
+PROOF_S = 2.0
+"""How long a look at the ledger that found nobody else there counts: for what is written right after it."""
 
 _TRIES = 16
 """Entries that others may append while one is appended to take the run over: a coordinator commits a step in seconds, not in between these."""
@@ -38,6 +42,7 @@ class Tenure:
     def __init__(self, store: ObjectStore, held: Lease) -> None:
         self._store, self._journal, self._lease = store, Journal(store), held
         self.number = self.last = held.number
+        self._ours_until = -math.inf
 
     @classmethod
     def take(cls, store: ObjectStore, seconds: float) -> Tenure:
@@ -57,18 +62,31 @@ class Tenure:
 
     def renew(self) -> bool:
         """Says that this process still runs the run; False if a later coordinator says so of itself."""
-        return lease.write(self._store, Lease(self.number, self._lease.by, self._lease.since, time.time(), self._lease.seconds))
+        sent = time.monotonic()
+        if not lease.write(self._store, Lease(self.number, self._lease.by, self._lease.since, time.time(), self._lease.seconds)):
+            self._ours_until = -math.inf
+            return False
+        self._ours_until = sent + self._lease.seconds
+        return True
+
+    def holds(self) -> bool:
+        """Whether this process knows, without asking, that nobody else can have taken the run over: it may have been stopped for a while."""
+        return time.monotonic() < self._ours_until
 
     def commit(self, lineage: int, step: int, fates: Fates) -> None:
         """Appends that step (`lineage`, `step`) was taken, which makes it count. LedgerTaken if the run is another's by now."""
+        asked = time.monotonic()
         if not self._journal.append(self.last + 1, Trained(self.number, lineage, step, time.time(), fates)):
             raise self._taken()
         self.last += 1
+        self._ours_until = max(self._ours_until, asked + PROOF_S)
 
     def check(self) -> None:
         """LedgerTaken if the run is another's by now."""
+        asked = time.monotonic()
         if self._journal.has(self.last + 1):
             raise self._taken()
+        self._ours_until = max(self._ours_until, asked + PROOF_S)
 
     def release(self) -> None:
         """Ends the lease, so that the run can be gone on with at once; a store that fails lets it end by itself."""
@@ -78,6 +96,7 @@ class Tenure:
             log.warning("the lease on %s ends by itself after %g s: %s", self._store.url, self._lease.seconds, error)
 
     def _taken(self) -> LedgerTaken:
+        self._ours_until = -math.inf
         entry = self._journal.read(self.last + 1)
         if isinstance(entry, Opened):
             who = f"{entry.by}, its coordinator {self.last + 1} since {clock(entry.time)}"

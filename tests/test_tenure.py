@@ -19,7 +19,7 @@ from rollart import lease
 from rollart.journal import Journal, Opened
 from rollart.lease import Lease, RunHeld
 from rollart.processes import Process, is_gone, this_process
-from rollart.tenure import LedgerTaken, Tenure, coordinating
+from rollart.tenure import PROOF_S, LedgerTaken, Tenure, coordinating
 from storage.errors import StoreError, StoreUnreachable
 from storage.objects.store import ObjectStore
 
@@ -82,7 +82,8 @@ def test_a_run_is_taken_over_from_a_process_that_is_gone_or_silent_for_longer_th
 def test_one_that_comes_back_neither_takes_the_lease_again_nor_releases_it(store: ObjectStore) -> None:
     first = held_by(store, ELSEWHERE, silent_s=16.0)
     second = Tenure.take(store, 15.0)
-    assert not first.renew()
+    assert second.holds() and not first.holds()
+    assert not first.renew() and not first.holds()
     first.release()
     held = lease.read(store)
     assert held is not None and (held.number, held.by) == (1, this_process())
@@ -99,6 +100,23 @@ def test_of_two_that_take_a_run_over_at_once_one_commits(store: ObjectStore, mon
     with pytest.raises(LedgerTaken):
         first.commit(1, 0, ())
     second.commit(2, 0, ())
+
+
+def test_a_coordinator_knows_that_it_holds_the_run_for_as_long_as_its_lease_or_right_after_it_has_looked(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("rollart.tenure.time.monotonic", lambda: now[0])
+    tenure = Tenure.take(store, 15.0)
+    for seconds, holds in ((14.9, True), (0.2, False), (10.0, False)):
+        now[0] += seconds
+        assert tenure.holds() is holds
+    for look in (tenure.check, lambda: tenure.commit(0, 0, ())):
+        look()
+        assert tenure.holds()
+        now[0] += PROOF_S
+        assert not tenure.holds()
+    assert tenure.renew() and tenure.holds()
 
 
 def test_a_record_that_cannot_be_read_holds_nobody_off(store: ObjectStore) -> None:

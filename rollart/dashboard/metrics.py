@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -37,10 +37,16 @@ class MetricsWriter:
 
     Without `resume_step` the run must have no metrics yet. With it, writing goes on after the last whole line: lines whose `step` is over
     `resume_step` belong to work that the checkpoint does not hold and are dropped, the rest stay; -1, where there is no checkpoint, drops
-    all. Raises `MetricsError` for metrics in the way or broken ones, and what the store raises where it cannot be written.
+    all. While `ours` says that the run may be another process's by now, lines wait for it to say otherwise, since that one writes to the same
+    places; what still waits at the end is dropped. Raises `MetricsError` for metrics in the way or broken ones, and what the store raises
+    where it cannot be written.
     """
 
-    def __init__(self, run_url: str, storage_options: Mapping[str, Any] | None = None, *, resume_step: int | None = None) -> None:
+    def __init__(
+        self, run_url: str, storage_options: Mapping[str, Any] | None = None, *, resume_step: int | None = None,
+        ours: Callable[[], bool] = lambda: True,
+    ) -> None:  # fmt: skip
+        self._ours, self._waiting = ours, b""
         self._store = ObjectStore(run_url, storage_options, durable=True)
         self._local = Path(self._store.url) if "://" not in self._store.url else None
         pieces = _pieces(self._store)
@@ -57,7 +63,15 @@ class MetricsWriter:
     def write(self, line: Mapping[str, Any]) -> None:
         """Stores one line; numbers that JSON cannot hold (NaN, infinities) become null. A line with `step` also goes to TensorBoard."""
         clean = _finite(line)
-        data = json.dumps(clean, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        self._waiting += json.dumps(clean, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        self._store_waiting()
+        if "step" in clean and clean.get("kind") in ("step", "evaluation"):
+            self._events.add(clean)
+
+    def _store_waiting(self) -> None:
+        if not self._waiting or not self._ours():
+            return
+        data, self._waiting = self._waiting, b""
         if self._local is not None:
             _append(self._local / FOLDER / _piece_name(self._index), data)
         else:
@@ -65,8 +79,6 @@ class MetricsWriter:
                 self._index, self._piece = self._index + 1, b""
             self._piece += data
             self._store.write(f"{FOLDER}/{_piece_name(self._index)}", self._piece)
-        if "step" in clean and clean.get("kind") in ("step", "evaluation"):
-            self._events.add(clean)
 
     def flush(self) -> None:
         """Brings TensorBoard's events to the store too (lines are there already)."""
@@ -74,6 +86,7 @@ class MetricsWriter:
 
     def close(self) -> None:
         """Flushes and ends TensorBoard's file; writing afterwards is an error."""
+        self._store_waiting()
         self._events.close()
 
     def __enter__(self) -> Self:

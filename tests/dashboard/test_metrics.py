@@ -159,3 +159,26 @@ def test_a_write_that_fails_in_a_passing_way_is_tried_again(monkeypatch: pytest.
         monkeypatch.setattr(fsspec.implementations.memory.MemoryFileSystem, "pipe_file", failing)
         writer.write(step_line(1))
     assert steps(url) == [1]
+
+
+def test_lines_wait_while_the_run_may_be_another_processs(run_url: str):
+    ours = [True]
+    with MetricsWriter(run_url, ours=lambda: ours[0]) as first:
+        first.write(step_line(1))
+        ours[0] = False  # it was stopped for long; meanwhile another one goes on from step 1
+        first.write(step_line(2))
+        with MetricsWriter(run_url, resume_step=1) as second:
+            second.write(step_line(2))
+            first.write({"kind": "told", "step": 2})
+            assert [line["kind"] for line in read_metrics(run_url)] == ["start", "step", "resume", "step"]
+    assert steps(run_url) == [1, 2]
+
+
+def test_lines_that_waited_are_written_with_the_next_one(run_url: str):
+    ours = [False]
+    with MetricsWriter(run_url, ours=lambda: ours[0]) as writer:
+        writer.write(step_line(1))
+        assert read_metrics(run_url) == []
+        ours[0] = True
+        writer.write(step_line(2))
+        assert [line["kind"] for line in read_metrics(run_url)] == ["start", "step", "step"]
