@@ -15,6 +15,9 @@ Ints = npt.NDArray[np.int64]
 _IDLE_SHARE = 3
 """Keys of decode rows are read in place while the slots they span are at most this many times the rows: measured, a copy costs four."""
 
+_IN_PLACE = 16
+"""So many new tokens a row count as decoding: one, and those that were drafted."""
+
 _GROUP_BOUNDS = (1, 16, 64)
 """Rows are grouped by the number of their new tokens at these bounds: decode rows apart, the rest padded little."""
 
@@ -31,11 +34,11 @@ def pack(
     slots: Ints,
     starts: Ints,
     counts: Ints,
-    sampled: npt.NDArray[np.bool_],
+    wanted: Ints,
     device: torch.device,
     in_place: bool = True,
 ) -> PackedStep:
-    """One pass over positions [start, start + count) of each slot; logits are wanted of the last token of the rows `sampled`.
+    """One pass over positions [start, start + count) of each slot; of each row's last `wanted` tokens, perhaps none, logits are wanted.
 
     `tokens` is the table's [slots, max_length]; the other arrays are [R]. Rows are packed in the order given.
     Without `in_place` every row's keys are copied, so that its arithmetic does not depend on where its slot lies.
@@ -56,15 +59,15 @@ def pack(
         n, begin, first = counts[rows], starts[rows], firsts[rows]
         chunk = int(n.max())
         low, high = int(slots[rows].min()), int(slots[rows].max()) + 1
-        if in_place and chunk == 1 and high - low <= _IDLE_SHARE * len(rows):
-            at = slots[rows] - low
-            query, place = np.full(high - low, first[0]), np.zeros(high - low, dtype=np.int64)
-            query[at], place[at] = first, begin
-            groups.append(QueryGroup(slice(low, high), on_device(query), on_device(place[:, None]), int((begin + n).max())))
-            restore[first] = laid + at
-            laid += high - low
-            continue
         column = np.minimum(np.arange(chunk)[None, :], n[:, None] - 1)  # [R, C], a short row repeats its last token
+        if in_place and chunk <= _IN_PLACE and high - low <= _IDLE_SHARE * len(rows):
+            at = slots[rows] - low
+            query, place = np.full((high - low, chunk), first[0]), np.zeros((high - low, chunk), dtype=np.int64)
+            query[at], place[at] = first[:, None] + column, begin[:, None] + column
+            groups.append(QueryGroup(slice(low, high), on_device(query.reshape(-1)), on_device(place), int((begin + n).max())))
+            restore[_ragged(first, n)] = _ragged(laid + at * chunk, n)
+            laid += (high - low) * chunk
+            continue
         groups.append(
             QueryGroup(
                 slots=on_device(slots[rows]),
@@ -83,5 +86,5 @@ def pack(
         owners=on_device(owners),
         groups=groups,
         restore=None if in_order else on_device(restore),
-        sampled=on_device((firsts + counts - 1)[sampled]),
+        sampled=on_device(_ragged(firsts + counts - wanted, wanted)),
     )

@@ -18,6 +18,9 @@ class Request:
     `spans` are [version, start, end) over `output_ids`; `finish` is SGLang's `finish_reason` once it has ended. `slot` is -1
     while it waits. `cached_tokens` of the prompt were taken from another request's KV. `arrived`, `entered` (first given a slot), `began`
     (first token) and `ended` (by itself) are moments of `time.perf_counter`, 0 until then.
+
+    `speculate` is whether tokens may be drafted for it; requests of one `draft_key` may be drafted for from each other's tokens. After its
+    first token, it took `verified` passes, in which `drafted` tokens were proposed and `correct` of them stood.
     """
 
     rid: str
@@ -28,6 +31,8 @@ class Request:
     stop_token_ids: frozenset[int]
     extra_key: str | None = None
     streaming: bool = False
+    speculate: bool = True
+    draft_key: str | None = None
     sink: Any = None
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -36,6 +41,9 @@ class Request:
     slot: int = -1
     cached_tokens: int = 0
     mixed_kv: bool = False
+    verified: int = 0
+    drafted: int = 0
+    correct: int = 0
     arrived: float = field(default_factory=time.perf_counter)
     entered: float = 0.0
     began: float = 0.0

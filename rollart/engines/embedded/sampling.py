@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["RowTransforms", "sample", "transformed_logprobs", "uniforms"]
+__all__ = ["RowTransforms", "choose", "draw", "sample", "transformed_logprobs", "uniforms"]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -78,21 +78,28 @@ def transformed_logprobs(logits: Tensor, rows: RowTransforms) -> Tensor:
     return scaled.log_softmax(-1)
 
 
+def draw(logprobs: Tensor, uniform: Tensor) -> Tensor:
+    """One token a row by inversion of the cumulative distribution at `uniform` fp64 [R] in [0, 1). `logprobs` [R, V] need not be normalised."""
+    cumulative = logprobs.double().exp().cumsum(-1)
+    # At most (1 - 2^-53) * total, which no rounding lifts onto the total: so the token found has probability.
+    target = uniform * cumulative[:, -1]
+    return torch.searchsorted(cumulative, target.unsqueeze(1), right=True).squeeze(1)
+
+
 def sample(logits: Tensor, rows: RowTransforms, uniform: npt.NDArray[np.float64]) -> tuple[Tensor, Tensor]:
     """One token a row by inversion of the cumulative distribution at `uniform` [R]; greedy where T = 0.
 
     `logits` is [R, V]; returns ids int64 [R] and their log-probabilities fp32 [R].
     """
     logprobs = transformed_logprobs(logits, rows)
+    ids = choose(logits, logprobs, rows, uniform)
+    return ids, logprobs.gather(1, ids.unsqueeze(1)).squeeze(1)
+
+
+def choose(logits: Tensor, logprobs: Tensor, rows: RowTransforms, uniform: npt.NDArray[np.float64]) -> Tensor:
+    """The ids [R] of `sample`, where the `logprobs` [R, V] are known already."""
     greedy = rows.temperature == 0.0
     if greedy.all():
-        ids = logits.argmax(-1)
-    else:
-        cumulative = logprobs.double().exp().cumsum(-1)
-        total = cumulative[:, -1]
-        # At most (1 - 2^-53) * total, which no rounding lifts onto the total: so the token found has probability.
-        target = torch.from_numpy(uniform).to(logits.device) * total
-        ids = torch.searchsorted(cumulative, target.unsqueeze(1), right=True).squeeze(1)
-        if greedy.any():
-            ids = torch.where(torch.from_numpy(greedy).to(logits.device), logits.argmax(-1), ids)
-    return ids, logprobs.gather(1, ids.unsqueeze(1)).squeeze(1)
+        return logits.argmax(-1)
+    ids = draw(logprobs, torch.from_numpy(uniform).to(logits.device))
+    return torch.where(torch.from_numpy(greedy).to(logits.device), logits.argmax(-1), ids) if greedy.any() else ids

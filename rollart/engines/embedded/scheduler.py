@@ -17,8 +17,10 @@ from rollart.engines.embedded.attention import SlotCache
 from rollart.engines.embedded.model import PolicyModel
 from rollart.engines.embedded.packing import pack
 from rollart.engines.embedded.request import Request
-from rollart.engines.embedded.sampling import RowTransforms, sample, uniforms
 from rollart.engines.embedded.slots import SlotTable
+from rollart.engines.speculative.draft import Proposal
+from rollart.engines.speculative.speculator import Speculator
+from rollart.engines.speculative.verification import verify
 from rollart.types import KVMode
 
 __all__ = ["PauseMode", "Scheduler", "Tally"]
@@ -44,6 +46,7 @@ class Scheduler:
     `chunk` bounds the prompt tokens of a step, so that a long prompt delays running responses little. With `deterministic`
     each pass holds one request in chunks that depend on it alone, and nothing is reused. `report` hears, after each
     step, of every request that has ended, or is streamed and has `stream_interval` tokens more than when it was last reported.
+    With a `speculator`, decode rows carry drafted tokens, which the same pass verifies; ValueError if `deterministic` too.
     """
 
     def __init__(
@@ -57,8 +60,12 @@ class Scheduler:
         kv: KVMode = "recomputed",
         deterministic: bool = False,
         stream_interval: int = 1,
+        speculator: Speculator | None = None,
     ) -> None:
+        if deterministic and speculator is not None:
+            raise ValueError("a pass whose rows depend on what was drafted is not deterministic; switch one of them off")
         self._model = model
+        self._speculator = speculator
         self._stream_interval = stream_interval
         self._table = SlotTable(slots, max_length, reuse=not deterministic)
         self._cache = SlotCache(slots, max_length)
@@ -97,7 +104,7 @@ class Scheduler:
         for request in ended:
             request.finish = {"type": "abort", "message": message}
         self._waiting = deque(r for r in self._waiting if r.finish is None)
-        self._leave(r for r in ended if r.slot >= 0)
+        self._leave(ended)
         self._report(ended)
         return len(ended)
 
@@ -149,7 +156,10 @@ class Scheduler:
 
     def _leave(self, requests: Iterable[Request]) -> None:
         for request in requests:
-            self._table.release(request, retain=True)
+            if request.slot >= 0:
+                self._table.release(request, retain=True)
+            if self._speculator is not None:
+                self._speculator.ended(request)
 
     def _admit(self) -> None:
         # A prompt that another request is computing right now is worth a step's wait: then its KV can be copied.
@@ -192,32 +202,50 @@ class Scheduler:
         return slots[counts > 0], counts[counts > 0]
 
     def _forward(self, running: npt.NDArray[np.int64]) -> None:
-        table = self._table
+        begin = time.perf_counter()
+        table, speculator = self._table, self._speculator
         slots, counts = self._due(running)
         starts = table.computed[slots]
         complete = starts + counts == table.total[slots]
-        step = pack(self._cache, table.tokens, slots, starts, counts, complete, self._model.device, in_place=not self._deterministic)
+        done, decoding = slots[complete], counts[complete] == 1
+        self.tally.prefilled += int(counts[counts > 1].sum())
+        proposal = Proposal.none(len(done)) if speculator is None else speculator.propose(table, done, decoding)
+        wanted = np.zeros_like(counts)
+        wanted[complete] = proposal.lengths + 1
+        counts = counts + np.maximum(wanted - 1, 0)
+        step = pack(self._cache, table.tokens, slots, starts, counts, wanted, self._model.device, in_place=not self._deterministic)
         logits = self._model.logits(step)
         table.computed[slots] = starts + counts
-        self.tally.prefilled += int(counts[counts > 1].sum())
-        done = slots[complete]
         if not len(done):
             return
-        rows = RowTransforms(table.temperature[done], table.top_p[done], table.top_k[done], table.min_p[done])
         at = table.total[done]
-        ids, logprobs = sample(logits, rows, uniforms(table.seed[done], at.astype(np.uint64)))
-        tokens, values = ids.cpu().numpy(), logprobs.tolist()
-        self.tally.generated += len(done)
+        verdict = verify(logits, proposal, table.transforms(done), table.seed[done], at)
+        kept = np.zeros_like(at)  # how many tokens each request takes, fewer than stand where one of them ends it
         heard: list[Request] = []
-        for slot, token, logprob in zip(done.tolist(), tokens.tolist(), values, strict=True):
+        for row, (slot, stands) in enumerate(zip(done.tolist(), verdict.accepted.tolist(), strict=True)):
             request = table.requests[slot]
             if request is None:
                 raise RuntimeError(f"slot {slot} sampled a token for nobody")
-            request.append(token, logprob, self.version)
-            if request.finish is not None or (request.streaming and len(request.output_ids) % self._stream_interval == 0):
+            before = len(request.output_ids)
+            for token, logprob in zip(verdict.ids[row, : stands + 1].tolist(), verdict.logprobs[row, : stands + 1].tolist(), strict=True):
+                request.append(token, logprob, self.version)
+                if request.finish is not None:
+                    break
+            after = len(request.output_ids)
+            kept[row] = after - before
+            table.tokens[slot, at[row] : at[row] + kept[row]] = verdict.ids[row, : kept[row]]
+            if request.finish is not None or (request.streaming and after // self._stream_interval > before // self._stream_interval):
                 heard.append(request)
-        table.tokens[done, at] = tokens
-        table.total[done] = at + 1
+        # What was computed beyond the last token but one was of tokens that don't stand, or the last one itself, which always comes anew.
+        table.total[done] = at + kept
+        table.computed[done] = at + kept - 1
+        self.tally.generated += int(kept.sum())
+        if speculator is not None:
+            requests = [r for r, d in zip((table.requests[slot] for slot in done.tolist()), decoding.tolist(), strict=True) if d and r is not None]
+            # The seconds of a step that reads prompts say nothing of what drafted tokens cost.
+            seconds = time.perf_counter() - begin if len(requests) == len(slots) else None
+            correct = np.minimum(verdict.accepted, kept)
+            speculator.verified(requests, proposal.lengths[decoding], correct[decoding], seconds, self.version)
         self._leave(r for r in heard if r.finish is not None)
         if heard:
             self._report(heard)

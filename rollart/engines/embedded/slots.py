@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rollart.engines.embedded.request import Request
+from rollart.engines.embedded.sampling import RowTransforms
 
 __all__ = ["Placement", "SlotTable"]
 
@@ -62,6 +63,10 @@ class SlotTable:
     def free(self) -> int:
         """How many slots have no request in them."""
         return self.count - int(self._running.sum())
+
+    def transforms(self, slots: npt.NDArray[np.int64]) -> RowTransforms:
+        """The sampling transforms of the requests in `slots` [R]."""
+        return RowTransforms(self.temperature[slots], self.top_p[slots], self.top_k[slots], self.min_p[slots])
 
     def _key_number(self, key: str | None) -> int:
         number = self._key_numbers.get(key)

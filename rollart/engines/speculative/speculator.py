@@ -1,0 +1,88 @@
+"""What a scheduler has beside its model when it speculates: a draft, how long drafts are, and how they fare. Samples nothing itself."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rollart.control.speculation import AcceptanceWatch, DraftLengths
+from rollart.engines.embedded.request import Request
+from rollart.engines.embedded.slots import SlotTable
+from rollart.engines.speculative.draft import Asked, Draft, Ints, Proposal
+
+__all__ = ["SpeculationTally", "Speculator"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class SpeculationTally:
+    """Counts since the start, over requests that may be drafted for: passes after the first token, tokens proposed, those that stood."""
+
+    verified: int = 0
+    drafted: int = 0
+    correct: int = 0
+
+
+class Speculator:
+    """Asks `draft` for at most `length` tokens a request, or for fewer where `lengths` finds those faster. `length` of a request that wants no
+    drafts is 0, and so it is where as many tokens as are drafted may not come any more."""
+
+    def __init__(self, draft: Draft, length: int, lengths: DraftLengths | None = None, watch: AcceptanceWatch | None = None) -> None:
+        self.draft = draft
+        self.tally = SpeculationTally()
+        self.asked = length
+        self._length = length
+        self._lengths = lengths
+        self._watch = watch or AcceptanceWatch()
+
+    @property
+    def collapsed(self) -> str | None:
+        """What the watch says if next to no drafted token stands, None while some do."""
+        return self._watch.alarm
+
+    def propose(self, table: SlotTable, slots: Ints, decoding: npt.NDArray[np.bool_]) -> Proposal:
+        """Drafts for the requests in `slots` [R] that are `decoding`, and writes the tokens behind the known ones in the table."""
+        if self._lengths is not None:
+            self.asked = self._lengths.length(int(decoding.sum()))
+        limits = np.zeros(len(slots), dtype=np.int64)
+        requests: list[Request] = []
+        for row, (slot, decodes) in enumerate(zip(slots.tolist(), decoding.tolist(), strict=True)):
+            request = table.requests[slot]
+            if request is None:
+                raise RuntimeError(f"slot {slot} is to be drafted for and holds nobody")
+            requests.append(request)
+            if decodes and request.speculate:
+                limits[row] = min(self.asked, request.max_new_tokens - len(request.output_ids) - 1)
+        if not limits.any():
+            return Proposal.none(len(slots))
+        totals = table.total[slots]
+        proposal = self.draft.propose(Asked(requests, slots, table.tokens, totals, limits, table.transforms(slots), table.seed[slots]))
+        for row in np.flatnonzero(proposal.lengths).tolist():
+            n = int(proposal.lengths[row])
+            table.tokens[slots[row], totals[row] : totals[row] + n] = proposal.ids[row, :n]
+        return proposal
+
+    def verified(self, requests: Sequence[Request], drafted: Ints, correct: Ints, seconds: float | None, version: str) -> None:
+        """Hears what became of the drafts of requests that decode, under the policy's `version`, in a step of that many seconds if it tells."""
+        for request, proposed, stood in zip(requests, drafted.tolist(), correct.tolist(), strict=True):
+            if request.speculate:
+                request.verified += 1
+                request.drafted += proposed
+                request.correct += stood
+                self.tally.verified += 1
+                self.tally.drafted += proposed
+                self.tally.correct += stood
+        alarm = self._watch.verified(int(np.count_nonzero(drafted)), int(correct.sum()), self.draft.name, self.draft.version, version)
+        if alarm is not None:
+            log.warning("%s", alarm)
+        if self._lengths is not None and len(requests):
+            self._lengths.stepped(len(requests), self.asked, correct.tolist(), seconds)
+
+    def ended(self, request: Request) -> None:
+        """Hears that a request has ended, however it did."""
+        self.draft.ended(request)
