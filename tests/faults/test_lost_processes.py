@@ -7,6 +7,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.conftest import GONE_S
+
 STEPS = 6
 
 pytestmark = pytest.mark.timeout(400)
@@ -33,46 +35,24 @@ def assert_ended_whole(place: Any, name: str, running: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_outlives_its_engine(place: Any) -> None:
-    running = place.start("engine", f"train.steps={STEPS}")
-    running.says("training step 1/")
-    first = running.process_like(is_engine)
-    first.kill()
-    running.says("training step 3/")
-    second = running.process_like(is_engine)
-    assert second.pid != first.pid
-    assert_ended_whole(place, "engine", running)
-
-
-@pytest.mark.slow
-def test_a_run_outlives_its_engine_while_it_evaluates(place: Any) -> None:
-    running = place.start("evaluating", f"train.steps={STEPS}")
+def test_a_run_outlives_its_engine_and_one_worker_after_the_other(place: Any) -> None:
+    running = place.start("lost", f"train.steps={STEPS}")
     running.says("evaluating step 0/")
-    running.process_like(is_engine).kill()
-    assert_ended_whole(place, "evaluating", running)
-
-
-@pytest.mark.slow
-def test_a_run_outlives_its_environment_worker(place: Any) -> None:
-    running = place.start("player", f"train.steps={STEPS}")
-    running.says("training step 1/")
-    first = running.worker("player-0")
-    first.kill()
-    running.says("training step 3/")
-    second = running.worker("player-0")
-    assert second.pid != first.pid
-    assert_ended_whole(place, "player", running)
-
-
-@pytest.mark.slow
-def test_a_run_outlives_its_generation_worker_and_that_ones_engine_dies_with_it(place: Any) -> None:
-    running = place.start("generator", f"train.steps={STEPS}")
-    running.says("training step 1/")
     engine = running.process_like(is_engine)
+    engine.kill()
+    running.says("training step 1/")
+    player = running.worker("player-0")
+    player.kill()
+    running.says("training step 3/")
+    assert running.worker("player-0").pid != player.pid
+    successor = running.process_like(is_engine)
+    assert successor.pid != engine.pid
     running.worker("engine-0").kill()
-    psutil.wait_procs([engine], timeout=20)
-    assert not engine.is_running()
-    assert_ended_whole(place, "generator", running)
+    psutil.wait_procs([successor], timeout=GONE_S)
+    assert not successor.is_running()  # it never outlives its worker
+    running.says("training step 5/")
+    running.worker("judge-0").kill()
+    assert_ended_whole(place, "lost", running)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import psutil
 import pytest
 
 from tests.conftest import PATIENCE_S
+from tests.faults.misbehaving import FOLDER
 
 STEPS = 5
 
@@ -38,37 +40,30 @@ def failures(place: Any, name: str) -> dict[str, int]:
     return {end.removeprefix("failed:"): count for end, count in ends.items() if end.startswith("failed:")}
 
 
-def happened(folder: Path, what: str) -> int:
-    return len(list(folder.glob(f"{what}*")))
-
-
-def test_a_run_outlives_an_environment_that_hangs_raises_and_returns_garbage(place: Any, tmp_path: Path) -> None:
+def test_a_run_outlives_environments_and_verifiers_that_hang_raise_return_garbage_and_end_their_process(
+    place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environments, verifiers = tmp_path / "environments", tmp_path / "verifiers"
+    environments.mkdir()
+    verifiers.mkdir()
+    monkeypatch.setenv(FOLDER, str(verifiers))
     running = place.start(
-        "environments", f"train.steps={STEPS}", f"tasks.guess_number.environment={misbehaving('Misbehaving')}",
-        f"tasks.guess_number.settings.folder={tmp_path}", "tasks.guess_number.run_in=thread", "tasks.guess_number.reset_timeout=2",
-        "rollout.rest=0.05",
+        "misbehaving", f"train.steps={STEPS}", f"tasks.guess_number.environment={misbehaving('Misbehaving')}",
+        f"tasks.guess_number.settings.folder={environments}", "tasks.guess_number.run_in=thread", "tasks.guess_number.reset_timeout=2",
+        f"tasks.guess_number.reward={misbehaving('verdict')}", "tasks.guess_number.score_in=future", "tasks.guess_number.reward_timeout=2",
+        "rollout.rest=0.05", "rollout.attempts=5",
     )  # fmt: skip
     running.says("evaluating step 0/")
-    (tmp_path / "begin").touch()
-    assert_ended_whole(place, "environments", running)
-    for what in ("hung", "raised", "no-text", "no-result"):
-        assert happened(tmp_path, what), what
-    assert set(failures(place, "environments")) == {"environment"}
-    assert place.metrics("environments", "step")[-1]["fates"].get("failed", 0) == 0
-
-
-def test_a_run_outlives_a_verifier_that_hangs_raises_and_ends_its_worker(place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROLLART_TEST_FOLDER", str(tmp_path))
-    running = place.start(
-        "verifiers", f"train.steps={STEPS}", f"tasks.guess_number.reward={misbehaving('verdict')}", "tasks.guess_number.score_in=future",
-        "tasks.guess_number.reward_timeout=2", "rollout.rest=0.05",
-    )  # fmt: skip
-    (tmp_path / "begin").touch()
-    assert_ended_whole(place, "verifiers", running)
-    for what in ("hung", "raised", "killed"):
-        assert happened(tmp_path, what), what
-    assert failures(place, "verifiers")["reward"] >= 2
-    table = place.trajectories("verifiers")
+    for folder in (environments, verifiers):
+        (folder / "begin").touch()
+    assert_ended_whole(place, "misbehaving", running)
+    for folder, kinds in ((environments, ("hung", "raised", "no-text", "no-result")), (verifiers, ("hung", "raised", "killed"))):
+        for kind in kinds:
+            assert list(folder.glob(f"{kind}*")), (folder, kind)
+    failed = failures(place, "misbehaving")
+    assert failed["environment"] and failed["reward"] >= 2
+    assert place.metrics("misbehaving", "step")[-1]["fates"].get("failed", 0) == 0
+    table = place.trajectories("misbehaving")
     scored = table[table["fate"].isin(["trained", "no_signal"]) & (table["task"] == "guess_number")]
     assert scored["score"].isin([0.0, 1.0]).all()
 
@@ -77,7 +72,7 @@ def test_a_worker_whose_calls_never_come_back_is_replaced_and_the_user_told(plac
     running = place.start(
         "swallowed", f"train.steps={STEPS}", f"tasks.guess_number.environment={misbehaving('Swallowing')}",
         f"tasks.guess_number.settings.folder={tmp_path}", "tasks.guess_number.run_in=thread", "tasks.guess_number.reset_timeout=1",
-        "rollout.rest=0.05",
+        "rollout.rest=0.05", "rollout.silence=3",
     )  # fmt: skip
     running.says("training step 1/")
     first = running.worker("player-0")
@@ -88,6 +83,8 @@ def test_a_worker_whose_calls_never_come_back_is_replaced_and_the_user_told(plac
     assert_ended_whole(place, "swallowed", running)
     (told,) = place.metrics("swallowed", "told")
     assert "calls have not come back, the last: reset" in told["text"]
+    silent = [line["text"] for line in place.metrics("swallowed", "silence")]
+    assert any(re.search(r"of guess_number on worker player-0: \d+ in reset for \d+ s", text) for text in silent), silent
 
 
 def test_a_worker_that_goes_over_its_limit_of_memory_costs_its_own_trajectories_only_and_none_of_their_tries(place: Any, tmp_path: Path) -> None:
