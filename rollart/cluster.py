@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from typing import Any
@@ -48,8 +49,16 @@ class CappedNanny(Nanny):
         self.pre_spawn_env |= {"MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_MMAP_THRESHOLD_": "131072"}
 
 
+LOOK_S = 1.0
+"""Between two looks at whether workers that have not answered are still there."""
+
+
 class MissingResource(ConfigError):
     """A hardware class is declared and needed, but no worker of the cluster has its resource."""
+
+
+class WorkerLeft(OSError):
+    """A worker that was called is gone."""
 
 
 class ClusterUnreachable(ConfigError):
@@ -168,6 +177,18 @@ async def workers_of(client: Client) -> list[ClusterWorker]:
     identity = await client.scheduler.identity()
     found = [ClusterWorker(address, str(w["name"]), w["resources"]) for address, w in identity["workers"].items()]
     return sorted(found, key=lambda w: w.name)
+
+
+async def run_on(client: Client, function: Callable[..., Any], *arguments: Any, workers: Collection[str], **options: Any) -> Any:
+    """`Client.run` on these workers; WorkerLeft as soon as one of them has left the cluster, which Dask would go on trying to reach."""
+    call = asyncio.ensure_future(client.run(function, *arguments, workers=list(workers), **options))
+    try:
+        while not (await asyncio.wait((call,), timeout=LOOK_S))[0]:
+            if gone := sorted(set(workers) - {w.address for w in await workers_of(client)}):
+                raise WorkerLeft(f"worker {', '.join(gone)} has left the cluster before it answered")
+        return call.result()
+    finally:
+        call.cancel()
 
 
 def missing_resources(config: Config, workers: list[ClusterWorker]) -> list[str]:

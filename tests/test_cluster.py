@@ -1,5 +1,6 @@
 """Hardware classes on Dask: threads that share the cores out, and a cluster that lacks something is told before anything runs."""
 
+import asyncio
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +15,13 @@ from rollart.cluster import (
     ClusterUnreachable,
     ClusterWorker,
     MissingResource,
+    WorkerLeft,
     check_cluster,
     check_port,
     local_cluster,
     missing_resources,
     planned_workers,
+    run_on,
 )
 from rollart.config import Config, parse
 
@@ -154,3 +157,22 @@ def test_any_free_port_will_do(port: int) -> None:
 async def test_an_address_that_no_scheduler_can_have_is_named() -> None:
     with pytest.raises(ClusterUnreachable, match=r"run.scheduler: no Dask scheduler answers at carrier-pigeon://roof:1 .*correct the address"):
         await cluster.connect("carrier-pigeon://roof:1")
+
+
+async def where(dask_worker: Worker) -> str:
+    return dask_worker.address
+
+
+async def test_a_call_to_workers_ends_with_their_answers_or_as_soon_as_one_of_them_is_gone() -> None:
+    async with (
+        Scheduler(protocol="tcp://", host="127.0.0.1", dashboard=False) as scheduler,
+        Worker(scheduler.address, nthreads=1, dashboard=False) as worker,
+        Client(scheduler.address, asynchronous=True) as client,
+    ):
+        there = worker.address
+        assert await run_on(client, where, workers=[there]) == {there: there}
+        with (
+            dask.config.set({"distributed.comm.timeouts.connect": "60s"}),
+            pytest.raises(WorkerLeft, match=r"tcp://127.0.0.1:9 has left the cluster"),
+        ):
+            await asyncio.wait_for(run_on(client, where, workers=[there, "tcp://127.0.0.1:9"]), 30)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from distributed import Client
 
-from rollart.cluster import workers_of
+from rollart.cluster import WorkerLeft, run_on, workers_of
 from rollart.engines.client import EngineClient
 from rollart.engines.errors import EngineError, NoEngine
 from rollart.engines.host import chunk_server_task, serve_task
@@ -112,14 +112,16 @@ class EngineFleet:
         if not hosts:
             raise NoEngine(", ".join(sorted(self._generate)), ())
         peers = await self._chunk_servers(hosts)
-        entries: dict[str, EngineEntry] = await self._client.run(serve_task, version, peers=peers, coordinator=self.table.coordinator, workers=hosts)
+        entries: dict[str, EngineEntry] = await run_on(
+            self._client, serve_task, version, peers=peers, coordinator=self.table.coordinator, workers=hosts
+        )
         return entries
 
     async def _chunk_servers(self, hosts: list[str]) -> tuple[str, ...]:
         """Where the hosts can read from each other. One that can't serve costs the store its share, and nobody the version."""
         if len(hosts) < 2:
             return ()
-        answers = await self._client.run(chunk_server_task, workers=hosts, on_error="return")
+        answers = await run_on(self._client, chunk_server_task, workers=hosts, on_error="return")
         for address, answer in answers.items():
             if isinstance(answer, Exception):
                 log.warning("worker %s serves no chunks to the other hosts: %s: %s", address, type(answer).__name__, answer)
@@ -129,7 +131,10 @@ class EngineFleet:
         """Tells the workers; one that is gone by now, or not set up yet, is told when `keep` finds it."""
         if self._routes.wanted and self._routes.sharers != len(players):
             self._routes = dataclasses.replace(self._routes, sharers=max(len(players), 1), revision=self._routes.revision + 1)
-        taken = await self._client.run(push_table, self.table, version.step, self._routes, workers=players, on_error="return")
+        try:
+            taken = await run_on(self._client, push_table, self.table, version.step, self._routes, workers=players, on_error="return")
+        except WorkerLeft:
+            return
         for address, answer in taken.items():
             if isinstance(answer, Exception) and not isinstance(answer, OSError):
                 raise answer
