@@ -124,7 +124,7 @@ def test_what_a_trajectory_costs_the_scheduler_is_told_of_the_largest_number():
     assert (found["scheduler_grew_mb_4000"], found["scheduler_kept_mb_4000"]) == (20.0, 5.0)
 
 
-@pytest.mark.parametrize("module", [latency_spread, asynchrony, redundancy])
+@pytest.mark.parametrize("module", [latency_spread, asynchrony, redundancy, scheduler])
 def test_every_headline_figure_follows_from_the_rows(module: ModuleType):
     stored = json.loads((RESULTS / f"{module.BENCHMARK.name}.json").read_text())
     assert module.headline(stored["rows"]) == pytest.approx(stored["headline"])
