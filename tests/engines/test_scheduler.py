@@ -128,6 +128,15 @@ def test_members_of_a_group_compute_their_prompt_once(tiny, schedule):
         assert member.logprobs == pytest.approx(tiny.logprobs(model, prompt, member.output_ids), abs=1e-4)
 
 
+def test_members_of_a_group_whose_prompt_is_too_short_to_copy_enter_at_once(tiny, schedule):
+    scheduler = schedule(tiny.model(), slots=16, chunk=256)
+    members = [request(tiny.prompt(8), 3, 1.0, seed=s) for s in range(8)]
+    for one in members:
+        scheduler.add(one)
+    scheduler.step()
+    assert [len(m.output_ids) for m in members] == [1] * 8
+
+
 def test_a_long_prompt_does_not_hold_up_running_responses(tiny, schedule):
     scheduler = schedule(tiny.model(), chunk=16)
     short = request(tiny.prompt(4), 8)

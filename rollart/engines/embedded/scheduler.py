@@ -17,7 +17,7 @@ from rollart.engines.embedded.attention import SlotCache
 from rollart.engines.embedded.model import PolicyModel
 from rollart.engines.embedded.packing import pack
 from rollart.engines.embedded.request import Request
-from rollart.engines.embedded.slots import SlotTable
+from rollart.engines.embedded.slots import MIN_COPY, SlotTable
 from rollart.engines.speculative.draft import Proposal
 from rollart.engines.speculative.speculator import Speculator
 from rollart.engines.speculative.verification import verify
@@ -162,7 +162,7 @@ class Scheduler:
                 self._speculator.ended(request)
 
     def _admit(self) -> None:
-        # A prompt that another request is computing right now is worth a step's wait: then its KV can be copied.
+        # A prompt that another request is computing right now is worth a step's wait, if it is long enough for its KV to be copied then.
         computing = {(r.extra_key, r.prompt) for r in self._running_requests() if not r.output_ids} if self._waiting else set()
         deferred: list[Request] = []
         while self._waiting and self._table.free:
@@ -172,7 +172,7 @@ class Scheduler:
                 deferred.append(request)
                 break
             identity = (request.extra_key, request.prompt)
-            if self._table.reuse and identity in computing and placement.cached < len(request.prompt) - 1:
+            if self._table.reuse and identity in computing and placement.cached < len(request.prompt) - 1 >= MIN_COPY:
                 deferred.append(request)
                 continue
             if placement.source != placement.slot:

@@ -10,10 +10,10 @@ import numpy.typing as npt
 from rollart.engines.embedded.request import Request
 from rollart.engines.embedded.sampling import RowTransforms
 
-__all__ = ["Placement", "SlotTable"]
+__all__ = ["MIN_COPY", "Placement", "SlotTable"]
 
 _NO_KEY = -1
-_MIN_COPY = 8
+MIN_COPY = 8
 """A shorter shared prefix is cheaper to compute than to copy."""
 
 
@@ -102,7 +102,7 @@ class SlotTable:
             if usable[at] >= usable.max():
                 return Placement(int(candidates[at]), int(usable[at]), int(candidates[at]))
         at = int(np.argmax(usable))
-        if usable[at] < _MIN_COPY:
+        if usable[at] < MIN_COPY:
             return Placement(oldest, 0, oldest)
         return Placement(oldest, int(usable[at]), int(candidates[at]))
 

@@ -61,7 +61,8 @@ class SamplingParams(_Body):
 
 
 class GenerateBody(_Body):
-    """`POST /generate`: one prompt as ids, one response."""
+    """`POST /generate`: one prompt as ids, one response. `speculate` and `draft_key` are this engine's own: whether tokens may be drafted, and
+    which requests' tokens for which others."""
 
     input_ids: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
     sampling_params: SamplingParams = SamplingParams()
@@ -69,6 +70,8 @@ class GenerateBody(_Body):
     extra_key: str | None = None
     return_logprob: bool = False
     stream: bool = False
+    speculate: bool = True
+    draft_key: str | None = None
 
     def to_request(self, vocabulary: int, max_length: int, eos: frozenset[int], deterministic: bool) -> Request:
         """The engine's form of it; BadRequest if it does not fit the model."""
@@ -90,11 +93,13 @@ class GenerateBody(_Body):
             stop_token_ids=frozenset(s.stop_token_ids or ()) | (frozenset() if s.ignore_eos else eos),
             extra_key=self.extra_key,
             streaming=self.stream,
+            speculate=self.speculate,
+            draft_key=self.draft_key,
         )
 
 
 class AbortBody(_Body):
-    """`POST /abort_request`: `rid` matches as a prefix; an empty one matches nothing."""
+    """`POST /abort_request`: `rid` is the whole name of one request; an empty one matches nothing."""
 
     rid: str = ""
     abort_all: bool = False
@@ -137,6 +142,11 @@ def reply(request: Request, version: str, with_logprobs: bool, upto: int | None 
         meta |= {"e2e_latency": request.ended - request.arrived, "queue_time": request.entered - request.arrived}
         if n > 1:
             meta["decode_throughput"] = (n - 1) / max(request.ended - request.began, 1e-9)
+    if request.verified:
+        meta |= {
+            "spec_verify_ct": request.verified, "spec_num_proposed_drafts": request.drafted, "spec_num_correct_drafts": request.correct,
+            "spec_accept_length": n / request.verified, "spec_accept_rate": request.correct / max(request.drafted, 1),
+        }  # fmt: skip
     if with_logprobs:
         meta["output_token_logprobs"] = [[p, i, None] for p, i in zip(request.logprobs[:n], request.output_ids[:n], strict=True)]
     return {"output_ids": request.output_ids[:n], "meta_info": meta}

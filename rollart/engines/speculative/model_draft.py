@@ -14,13 +14,11 @@ from rollart.engines.embedded.model import PolicyModel
 from rollart.engines.embedded.packing import pack
 from rollart.engines.embedded.request import Request
 from rollart.engines.embedded.sampling import RowTransforms, choose, transformed_logprobs, uniforms
+from rollart.engines.embedded.slots import MIN_COPY
 from rollart.engines.speculative.draft import Asked, DraftError, Ints, Proposal
 from rollart.engines.speculative.verification import DRAFT_STREAM
 
 __all__ = ["ModelDraft"]
-
-_MIN_COPY = 8
-"""A shorter shared prefix is cheaper to compute than to copy."""
 
 
 class ModelDraft:
@@ -86,7 +84,7 @@ class ModelDraft:
         """How many tokens of each slot are to be read now, [R], after what is computed of them was found; rows with few come first."""
         for slot, total in zip(slots.tolist(), totals.tolist(), strict=True):
             self._computed[slot] = min(_shared(self._read[slot], tokens[slot], int(self._computed[slot])), total - 1)
-            if total - self._computed[slot] > _MIN_COPY:
+            if total - self._computed[slot] > MIN_COPY:
                 self._copy(slot, tokens[slot, :total])
             self._read[slot, :total] = tokens[slot, :total]
         pending = totals - self._computed[slots]
@@ -101,7 +99,7 @@ class ModelDraft:
         equal = self._read[:, : len(tokens)] == tokens
         shared = np.minimum(np.where(equal.all(1), len(tokens), equal.argmin(1)), np.minimum(self._computed, len(tokens) - 1))
         source = int(shared.argmax())
-        if shared[source] > self._computed[slot] + _MIN_COPY:
+        if shared[source] > self._computed[slot] + MIN_COPY:
             self._cache.copy_prefix(source, slot, int(shared[source]))
             self._computed[slot] = shared[source]
 

@@ -124,7 +124,7 @@ def policy(tmp_path) -> Callable[[Any], PolicyModel]:
 def schedule(policy) -> Callable[..., Scheduler]:
     """A scheduler over a model, of version 0-0; `speculator` is made from the engine's form of the model."""
 
-    def build(model: Any, slots: int = 8, max_length: int = 64, chunk: int = 64, **options: Any) -> Scheduler:
+    def build(model: Any, slots: int = 8, max_length: int = 64, chunk: int = 4096, **options: Any) -> Scheduler:
         return Scheduler(policy(model), slots, max_length, chunk, "0-0", options.pop("report", lambda _: None), **options)
 
     return build
