@@ -1,4 +1,4 @@
-"""A deterministic run equals itself bit for bit: run twice, and killed in the middle and resumed beside uninterrupted."""
+"""A deterministic run equals itself bit for bit: uninterrupted, beside killed in the middle and stopped, each then resumed."""
 
 from __future__ import annotations
 
@@ -57,6 +57,8 @@ def test_a_killed_and_resumed_run_equals_the_uninterrupted_one_bit_for_bit(whole
     assert killed.second_code == 0, killed.second.heard
     assert_equal_weights(whole, "whole", "killed")
     assert trained_on(whole, "killed") == trained_on(whole, "whole")
+    evaluated = [{line["step"]: line["reward"] for line in whole.metrics(name, "evaluation")} for name in ("whole", "killed")]
+    assert {step: evaluated[0][step] for step in evaluated[1]} == evaluated[1] and set(evaluated[1]) == {0, STEPS}
 
 
 @pytest.mark.slow
@@ -70,16 +72,6 @@ def test_a_stopped_and_resumed_run_equals_the_uninterrupted_one_bit_for_bit(whol
     assert len({v.lineage for v in place.weights("stopped").versions()}) == 2
     assert_equal_weights(place, "whole", "stopped")
     assert trained_on(place, "stopped") == trained_on(place, "whole")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_two_equal_runs_are_equal_bit_for_bit(whole: Any, place: Any) -> None:
-    place.finish("again", *DETERMINISTIC)
-    assert_equal_weights(place, "whole", "again")
-    assert trained_on(place, "again") == trained_on(place, "whole")
-    evaluated = [[(line["step"], line["reward"]) for line in place.metrics(name, "evaluation")] for name in ("whole", "again")]
-    assert evaluated[0] == evaluated[1]
 
 
 def assert_equal_weights(place: Any, name: str, other: str) -> None:
