@@ -69,8 +69,8 @@ def measure(quick: bool) -> Outcome:
 
 def on_smollm2(root: Path) -> dict[str, float]:
     """Peak memory of each side on SmolLM2-135M in bfloat16, all its processes together from their start to their end, and seconds of a step
-    after the first: 4 prompts of 8 completions of up to 48 tokens."""
-    plan = Plan(str(smollm2(root / "model")), seed=0, steps=4, groups=4, lr=1e-6, max_new_tokens=48, dtype="bfloat16", shown="")
+    after the first: 4 prompts of 8 completions of up to 48 tokens, here in passes of 512 tokens."""
+    plan = Plan(str(smollm2(root / "model")), seed=0, steps=4, groups=4, lr=1e-6, max_new_tokens=48, dtype="bfloat16", shown="", token_budget=512)
     peaks, seconds = {}, {}
     for way, side in SIDES.items():
         peaks[way] = watched(side.command(plan, root))

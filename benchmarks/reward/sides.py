@@ -40,7 +40,7 @@ def configuration(plan: Plan, root: Path) -> dict[str, Any]:
         "model": {"dtype": plan.dtype},
         "optimiser": {"lr": plan.lr, "betas": list(plan.betas)},
         "loss": {"name": "decoupled_ppo", "clip_low": plan.clip, "clip_high": plan.clip},
-        "batch": {"token_budget": 2048, "denominator": "trajectory"},
+        "batch": {"token_budget": plan.token_budget, "denominator": "trajectory"},
     }
     config["engine"] |= {"slots": min(plan.batch, config["engine"]["slots"]), "max_length": length, "dtype": plan.dtype}
     config["evaluate"] = {"episodes": 1, "every": 0}

@@ -27,7 +27,7 @@ class Plan:
     """What both trainers do: `groups` prompts of `group_size` completions a step, one optimiser step each, at a constant rate.
 
     `folder` holds the policy to begin with; `shown` is the part of the question that it is shown, as the environment `reasoning` has it
-    (default: what the quick start shows).
+    (default: what the quick start shows). `token_budget` is of this project's passes: TRL takes a step's completions at once.
     """
 
     folder: str
@@ -40,6 +40,7 @@ class Plan:
     clip: float = 0.2
     max_new_tokens: int = 4
     dtype: str = "float32"
+    token_budget: int = 2048
     shown: str | None = None
 
     @property
