@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -33,15 +33,9 @@ def happenings(lines: Iterable[Mapping[str, Any]]) -> tuple[Happening, ...]:
     return tuple(Happening(float(line["time"]), str(line["text"])) for line in lines if line.get("kind") in KINDS and "text" in line)
 
 
-def failures(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Failed attempts by cause, the most frequent first. Each line counts from the last start or resume on, so that the last before the next
-    one holds what is to be added up; what failed between it and a kill is unknown."""
-    total: Counter[str] = Counter()
-    now: Counter[str] = Counter()
-    for line in lines:
-        if line.get("kind") in ("start", "resume"):
-            total += now
-            now = Counter()
-        elif line.get("kind") == "step" and "ends" in line:
-            now = Counter({end.removeprefix(FAILED): int(n) for end, n in line["ends"].items() if end.startswith(FAILED)})
-    return dict((total + now).most_common())
+def failures(lines: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Failed attempts by cause, the most frequent first: those of the last step line, since each counts from the run's beginning, over its
+    resumes. What failed between a step and a kill is unknown."""
+    ends: Mapping[str, int] = next((line["ends"] for line in reversed(lines) if line.get("kind") == "step" and "ends" in line), {})
+    found = Counter({end.removeprefix(FAILED): int(n) for end, n in ends.items() if end.startswith(FAILED)})
+    return dict(found.most_common())

@@ -14,12 +14,10 @@ def step(number: int, **ends: int) -> dict[str, Any]:
     return {"kind": "step", "step": number, "ends": {"scored": 9, **{f"failed:{cause}": n for cause, n in ends.items()}}}
 
 
-def test_failures_are_added_up_over_the_resumes_of_a_run() -> None:
-    lines = [
-        {"kind": "start"}, step(1, environment=2), step(2, environment=3, machine=1),
-        {"kind": "resume"}, step(3), {"kind": "resume"}, step(3, environment=1, reward=6),
-    ]  # fmt: skip
-    assert failures(lines) == {"reward": 6, "environment": 4, "machine": 1}
+def test_failures_are_those_of_the_last_step_which_counts_over_the_resumes_of_a_run() -> None:
+    lines = [{"kind": "start"}, step(1, environment=2), {"kind": "resume"}, step(2, environment=3, machine=1), step(3, reward=6, environment=4)]
+    assert failures(lines) == {"reward": 6, "environment": 4}
+    assert failures([*lines, {"kind": "resume"}, {"kind": "end"}]) == {"reward": 6, "environment": 4}
     assert failures([{"kind": "start"}, step(1)]) == {}
 
 
