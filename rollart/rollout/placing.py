@@ -4,6 +4,7 @@ environments changed, and tells what happened. The decision itself is `control.p
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import time
@@ -141,12 +142,14 @@ class Placing:
 
     async def keep(self) -> None:
         """Until it is cancelled: has the workers told of new routes, and sees whether classes come or go."""
+        look = time.monotonic() + LOOK_S
         while True:
-            try:
-                await asyncio.wait_for(self._news.wait(), LOOK_S)
-            except TimeoutError:
-                await self._see_workers()
+            with contextlib.suppress(TimeoutError):  # time is the other reason to look
+                await asyncio.wait_for(self._news.wait(), max(0.0, look - time.monotonic()))
             self._news.clear()
+            if time.monotonic() >= look:  # also while news keeps coming: many workers tell of what they served at all times
+                await self._see_workers()
+                look = time.monotonic() + LOOK_S
             if self._plan.placement is None:
                 continue
             if self._classes != self._fleet.table.classes:

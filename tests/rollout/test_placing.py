@@ -157,3 +157,26 @@ async def test_what_waits_for_a_class_without_a_worker_is_tried_again_where_anot
             async with Worker(client.scheduler.address, resources={"PLAY": 2}, dashboard=False):
                 await placing._see_workers()
                 assert places["lake"] == ("PLAY", None)
+
+
+async def test_a_class_that_loses_its_workers_is_noticed_while_news_of_requests_never_ceases(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AWAY_S", 0.0)
+    monkeypatch.setattr(module, "LOOK_S", 0.05)
+    sent = Sent()
+    placement = Placement({"lake": "h800"}, PlacementRule(patience=9, explore=5))
+    plan = PlacingPlan("usage", NAMES, {"lake": "h800"}, ENGINES, placement)
+    places = Places({"lake": (("PLAY", "SPARE"), None)})
+    placing = Placing(client, Fleet(), plan, places, lambda: [sent], lambda text, figures: None)  # type: ignore[arg-type]
+
+    async def tell() -> None:
+        while True:
+            placing._heard((0.0, message("lake", "H800", 1, 2.0, 1.0)))
+            await asyncio.sleep(0)
+
+    async with Worker(client.scheduler.address, resources={"SPARE": 2}, dashboard=False):
+        work = [asyncio.create_task(placing.keep()), asyncio.create_task(tell())]
+        async with asyncio.timeout(PATIENCE_S):
+            await sent.failed.get()
+        for task in work:
+            task.cancel()
+        assert places["lake"] == ("SPARE", None)
