@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from rollart.engines.embedded.process import PortInUse, bind, follow_parent, ignore_interrupt
+from rollart.engines.speculative.settings import SpeculationSettings
 
 USER_ERROR = 2
 
@@ -33,9 +34,18 @@ USER_ERROR = 2
 @click.option("--weight-version", default="default", show_default=True, help="Version of the weights in --model.")
 @click.option("--stream-interval", type=click.IntRange(1), default=1, show_default=True, help="Tokens between two events of a stream.")
 @click.option("--deterministic", is_flag=True, help="Tokens and log-probabilities depend bit for bit on weights, prompt and seed alone.")
+@click.option("--draft", type=click.Choice(["none", "ngram", "model"]), default="none", show_default=True, help="Who drafts tokens.")
+@click.option("--draft-length", type=click.IntRange(1, 15), default=4, show_default=True, help="Tokens drafted at most.")
+@click.option("--draft-fixed", is_flag=True, help="Always draft that many, also where fewer or none were measured to be faster.")
+@click.option("--draft-memory", type=click.IntRange(0), default=65_536, show_default=True, help="Tokens that an ngram draft remembers.")
+@click.option("--draft-model", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder of the model of a model draft.")
 @click.option("--detached", is_flag=True, help="Live on when stdin closes; for an engine started by hand.")
 def main(host: str, port: int, detached: bool, **options: Any) -> None:
     """Serves a causal language model over SGLang's HTTP protocol."""
+    if (options["draft"] == "model") != (options["draft_model"] is not None):
+        raise click.UsageError("--draft model and --draft-model go together")
+    if options["draft"] != "none" and options["deterministic"]:
+        raise click.UsageError("--deterministic allows no --draft: what a pass computes would depend on what was drafted")
     ignore_interrupt()
     if not detached:
         follow_parent()
@@ -63,6 +73,11 @@ async def _serve(
     weight_version: str,
     stream_interval: int,
     deterministic: bool,
+    draft: Any,
+    draft_length: int,
+    draft_fixed: bool,
+    draft_memory: int,
+    draft_model: Path | None,
 ) -> int:
     """Serves until SIGTERM (0) or until the engine's loop fails (3)."""
     # Heavy imports come after the checks that need none of them.
@@ -72,18 +87,27 @@ async def _serve(
     from rollart.engines.embedded.model import PolicyModel
     from rollart.engines.embedded.scheduler import Scheduler
     from rollart.engines.embedded.server import EngineServer
+    from rollart.engines.speculative.draft import DraftError
+    from rollart.engines.speculative.making import make_speculator
 
     torch.set_num_threads(threads)
     if deterministic:
         torch.use_deterministic_algorithms(True)
     policy = PolicyModel(model, getattr(torch, dtype), torch.device(device))
+    speculation = SpeculationSettings(draft, draft_length, not draft_fixed, draft_model, draft_memory)
+    try:
+        speculator = make_speculator(speculation, policy, slots, max_length, chunk)
+    except DraftError as error:
+        click.echo(f"--draft-model: {error}", err=True)
+        return USER_ERROR
     server = EngineServer(
         policy,
-        lambda report: Scheduler(policy, slots, max_length, chunk, weight_version, report, kv, deterministic, stream_interval),
+        lambda report: Scheduler(policy, slots, max_length, chunk, weight_version, report, kv, deterministic, stream_interval, speculator),
         max_length,
         {
             "engine": "embedded", "model_path": str(model), "slots": slots, "max_length": max_length, "chunk": chunk, "threads": threads,
             "dtype": dtype, "device": device, "kv": kv, "deterministic": deterministic, "vocab_size": policy.vocabulary,
+            "draft": draft, "draft_length": draft_length if speculator else 0,
         },
     )  # fmt: skip
     server.engine.start()

@@ -29,6 +29,7 @@ class PolicyModel:
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
         self.device = device
+        self.dtype = dtype
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         self.loaded = any(folder.glob("*.safetensors"))
         if self.loaded:

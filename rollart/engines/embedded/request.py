@@ -19,8 +19,8 @@ class Request:
     while it waits. `cached_tokens` of the prompt were taken from another request's KV. `arrived`, `entered` (first given a slot), `began`
     (first token) and `ended` (by itself) are moments of `time.perf_counter`, 0 until then.
 
-    `speculate` is whether tokens may be drafted for it; requests of one `draft_key` may be drafted for from each other's tokens. After its
-    first token, it took `verified` passes, in which `drafted` tokens were proposed and `correct` of them stood.
+    `speculate` is whether tokens may be drafted for it; requests of one `draft_key` may be drafted for from each other's tokens. It took
+    `verified` passes in which nothing but its last token was left to compute; in these, `drafted` tokens were proposed and `correct` stood.
     """
 
     rid: str

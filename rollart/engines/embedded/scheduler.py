@@ -65,7 +65,7 @@ class Scheduler:
         if deterministic and speculator is not None:
             raise ValueError("a pass whose rows depend on what was drafted is not deterministic; switch one of them off")
         self._model = model
-        self._speculator = speculator
+        self.speculator = speculator
         self._stream_interval = stream_interval
         self._table = SlotTable(slots, max_length, reuse=not deterministic)
         self._cache = SlotCache(slots, max_length)
@@ -158,8 +158,8 @@ class Scheduler:
         for request in requests:
             if request.slot >= 0:
                 self._table.release(request, retain=True)
-            if self._speculator is not None:
-                self._speculator.ended(request)
+            if self.speculator is not None:
+                self.speculator.ended(request)
 
     def _admit(self) -> None:
         # A prompt that another request is computing right now is worth a step's wait, if it is long enough for its KV to be copied then.
@@ -203,7 +203,7 @@ class Scheduler:
 
     def _forward(self, running: npt.NDArray[np.int64]) -> None:
         begin = time.perf_counter()
-        table, speculator = self._table, self._speculator
+        table, speculator = self._table, self.speculator
         slots, counts = self._due(running)
         starts = table.computed[slots]
         complete = starts + counts == table.total[slots]

@@ -17,6 +17,7 @@ from rollart.engines.embedded.loop import EngineLoop
 from rollart.engines.embedded.model import PolicyModel, WeightsError
 from rollart.engines.embedded.request import Request
 from rollart.engines.embedded.scheduler import Scheduler
+from rollart.engines.speculative.speculator import Speculator
 
 __all__ = ["EngineServer"]
 
@@ -132,17 +133,26 @@ class EngineServer:
         body = await _read(http, wire.UpdateBody)
         async with self._updating:  # one at a time, in the order they came: the last one asked for is the one that stays
             try:
-                staged = await asyncio.to_thread(self._model.stage, Path(body.model_path))
+                stage = self._model.stage if body.selector == "target" else self._draft().stage
+                staged = await asyncio.to_thread(stage, Path(body.model_path))
             except WeightsError as error:
                 return web.json_response({"success": False, "message": str(error), "num_paused_requests": 0}, status=400)
 
             def swap() -> None:
                 if body.abort_all_requests:
                     self._scheduler.abort(lambda _: True, "weights were updated")
+                if body.selector == "draft":
+                    self._draft().swap(staged, body.weight_version)
+                    return
                 self._scheduler.swap(staged, body.weight_version or self._scheduler.version)
 
             await self._call(swap)
         return web.json_response({"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0})
+
+    def _draft(self) -> Speculator:
+        if self._scheduler.speculator is None:
+            raise WeightsError("nothing drafts here; start the engine with --draft model, or leave selector out")
+        return self._scheduler.speculator
 
     async def _pause(self, http: web.Request) -> web.Response:
         body = await _read(http, wire.PauseBody)
@@ -178,7 +188,7 @@ class EngineServer:
         return web.json_response({
             "loads": [{"dp_rank": 0, "num_running_reqs": s.running, "num_waiting_reqs": s.waiting}],
             "running": s.running, "waiting": s.waiting, "generated_tokens": t.generated, "prefilled_tokens": t.prefilled,
-            "cached_tokens": t.cached, "steps": t.steps, "busy_seconds": t.seconds,
+            "cached_tokens": t.cached, "steps": t.steps, "busy_seconds": t.seconds, **(s.speculator.loads if s.speculator else {}),
         })  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -106,10 +106,12 @@ class AbortBody(_Body):
 
 
 class UpdateBody(_Body):
-    """`POST /update_weights_from_disk`: `model_path` is a folder with `model.safetensors`."""
+    """`POST /update_weights_from_disk`: `model_path` is a folder with `model.safetensors`; `selector` whose weights it holds, as SGLang's other
+    updates call it: the policy's or those of the model that drafts."""
 
     model_path: str
     weight_version: str | None = None
+    selector: Literal["target", "draft"] = "target"
     abort_all_requests: bool = False
     flush_cache: bool = True
 

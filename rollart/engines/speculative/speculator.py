@@ -5,14 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from rollart.control.speculation import AcceptanceWatch, DraftLengths
+from rollart.engines.embedded.model import WeightsError
 from rollart.engines.embedded.request import Request
 from rollart.engines.embedded.slots import SlotTable
 from rollart.engines.speculative.draft import Asked, Draft, Ints, Proposal
+from rollart.engines.speculative.model_draft import ModelDraft
 
 __all__ = ["SpeculationTally", "Speculator"]
 
@@ -21,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class SpeculationTally:
-    """Counts since the start, over requests that may be drafted for: passes after the first token, tokens proposed, those that stood."""
+    """Counts since the start, over requests that may be drafted for: decoding passes, tokens proposed, those that stood."""
 
     verified: int = 0
     drafted: int = 0
@@ -29,8 +34,8 @@ class SpeculationTally:
 
 
 class Speculator:
-    """Asks `draft` for at most `length` tokens a request, or for fewer where `lengths` finds those faster. `length` of a request that wants no
-    drafts is 0, and so it is where as many tokens as are drafted may not come any more."""
+    """Asks `draft` for at most `length` tokens a request, or for fewer where `lengths` finds those faster; for none where a request wants no
+    drafts, and for no more than may still come."""
 
     def __init__(self, draft: Draft, length: int, lengths: DraftLengths | None = None, watch: AcceptanceWatch | None = None) -> None:
         self.draft = draft
@@ -41,9 +46,28 @@ class Speculator:
         self._watch = watch or AcceptanceWatch()
 
     @property
-    def collapsed(self) -> str | None:
-        """What the watch says if next to no drafted token stands, None while some do."""
-        return self._watch.alarm
+    def loads(self) -> dict[str, Any]:
+        """What `/v1/loads` tells of it: totals under the names that SGLang gives them in replies, the length asked for last, and the alarm."""
+        t = self.tally
+        return {
+            "draft": self.draft.name, "draft_version": self.draft.version, "draft_length": self.asked, "spec_verify_ct": t.verified,
+            "spec_num_proposed_drafts": t.drafted, "spec_num_correct_drafts": t.correct,
+            "spec_accept_length": 1.0 + t.correct / t.verified if t.verified else None, "spec_alarm": self._watch.alarm,
+        }  # fmt: skip
+
+    def stage(self, folder: Path) -> dict[str, Tensor]:
+        """Reads a draft model's weights, as `PolicyModel.stage` does; WeightsError also if this draft has none."""
+        return self._weighted().model.stage(folder)
+
+    def swap(self, staged: dict[str, Tensor], version: str | None) -> None:
+        """Gives a draft model staged weights, between two steps."""
+        draft = self._weighted()
+        draft.swap(staged, version or draft.version)
+
+    def _weighted(self) -> ModelDraft:
+        if not isinstance(self.draft, ModelDraft):
+            raise WeightsError(f"the {self.draft.name} draft has no weights; leave selector out to load the policy's")
+        return self.draft
 
     def propose(self, table: SlotTable, slots: Ints, decoding: npt.NDArray[np.bool_]) -> Proposal:
         """Drafts for the requests in `slots` [R] that are `decoding`, and writes the tokens behind the known ones in the table."""
