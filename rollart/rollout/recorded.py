@@ -11,8 +11,7 @@ import hashlib
 import io
 import json
 import uuid
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import OrderedDict, defaultdict
 from typing import Any
 
 import numpy as np
@@ -47,25 +46,38 @@ def own_nonce(key: str) -> str:
 
 
 class Recorded:
-    """The executions recorded in flushed files of the run in `store`; of the `keep` files read last, and of all that one
-    that looks has to look at, the receipts stay in memory."""
+    """The executions recorded in flushed files of the run in `store`. The receipts of the `keep` files seen last, and of all that one that looks
+    has to look at, stay in memory; those of the process's own files are told by `note`, and not read."""
 
     def __init__(self, store: ObjectStore, keep: int = KEEP) -> None:
         self._store, self._keep = store, keep
-        self._receipts: OrderedDict[str, list[Receipt]] = OrderedDict()
+        self._files: OrderedDict[str, list[Receipt]] = OrderedDict()
+        self._by_mark: defaultdict[str, list[Receipt]] = defaultdict(list)
         self._reading = asyncio.Lock()
         self._listing: asyncio.Task[list[ObjectInfo]] | None = None
+
+    def note(self, receipt: Receipt) -> None:
+        """This process has recorded an execution; all of a file are told before anybody can look for them."""
+        self._files.setdefault(receipt.file, []).append(receipt)
+        self._by_mark[receipt.nonce[:_MARK]].append(receipt)
+        self._forget(self._keep)
 
     async def find(self, attempt: Attempt, key: str, sent: float) -> Receipt | None:
         """The execution of task `key`, dispatched at `sent` (unix seconds) to play `attempt`, that was recorded first; None if none was.
         StoreError."""
-        mark = _mark(key)
-        files = [info for info in await self._files() if flushed_at(info.path) >= sent - SKEW_S]
+        young = {info.path: info for info in await self._list_together() if flushed_at(info.path) >= sent - SKEW_S}
         async with self._reading:
-            return await asyncio.to_thread(self._first, files, attempt, mark)
+            for info in [info for path, info in young.items() if path not in self._files]:
+                receipts = self._files[info.path] = await asyncio.to_thread(_receipts, self._store, info)
+                for receipt in receipts:
+                    self._by_mark[receipt.nonce[:_MARK]].append(receipt)
+        for path in young.keys() & self._files.keys():
+            self._files.move_to_end(path)
+        self._forget(max(self._keep, len(young)))  # with less, each one that looks would read all of them again
+        found = [r for r in self._by_mark.get(_mark(key), ()) if r.attempt == attempt and r.file in young]
+        return min(found, key=lambda r: (flushed_at(r.file), r.file, r.row), default=None)
 
-    async def _files(self) -> list[ObjectInfo]:
-        """Flushed files, oldest first."""
+    async def _list_together(self) -> list[ObjectInfo]:
         if self._listing is None:
             self._listing = asyncio.create_task(self._list())
         return await asyncio.shield(self._listing)
@@ -75,19 +87,12 @@ class Recorded:
         self._listing = None  # whoever comes from here on may look for what is flushed from here on
         return await asyncio.to_thread(self._store.infos, FLUSHED)
 
-    def _first(self, files: Sequence[ObjectInfo], attempt: Attempt, mark: str) -> Receipt | None:
-        keep = max(self._keep, len(files))  # with less, each one that looks would read all of them again
-        found = (r for info in files for r in self._read(info, keep) if r.attempt == attempt and r.nonce.startswith(mark))
-        return next(found, None)
-
-    def _read(self, info: ObjectInfo, keep: int) -> list[Receipt]:
-        receipts = self._receipts.pop(info.path, None)
-        if receipts is None:
-            receipts = _receipts(self._store, info)
-        self._receipts[info.path] = receipts
-        while len(self._receipts) > keep:
-            self._receipts.popitem(last=False)
-        return receipts
+    def _forget(self, keep: int) -> None:
+        while len(self._files) > keep:
+            _, receipts = self._files.popitem(last=False)
+            for mark in {r.nonce[:_MARK] for r in receipts}:
+                if left := [r for r in self._by_mark.pop(mark) if r.file in self._files]:
+                    self._by_mark[mark] = left
 
 
 def _mark(key: str) -> str:

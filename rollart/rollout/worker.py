@@ -46,6 +46,9 @@ ENGINE_WAIT_S = 180.0
 BEGUN_S = 0.05
 """How long what has begun waits for others, to be told of in one message."""
 
+LATE_FLUSHES = 8
+"""Times `flush_s` that a task begins after its dispatch before it looks for an earlier execution of itself."""
+
 ENGINE_LOSSES = 3
 """Engines that one turn may lose before its attempt fails."""
 
@@ -272,15 +275,17 @@ class EnvironmentPlugin(WorkerPlugin):
         self.doing.note(trajectory.attempt, "being written")
         file, row = await self._shared().writer.write(trajectory)
         first, last = trajectory.version_span
-        return Receipt(
+        receipt = Receipt(
             trajectory.attempt, trajectory.nonce, trajectory.lineage, file, row, trajectory.outcome, first, last,
             sum(map(len, trajectory.segments)), trajectory.sampled, len(trajectory.turns), trajectory.seconds,
         )  # fmt: skip
+        self._shared().recorded.note(receipt)
+        return receipt
 
     async def played_before(self, attempt: Attempt, key: str, sent: float) -> Receipt | Member | None:
         """What an earlier execution of the task `key`, dispatched at `sent`, came to, whose result was lost with its worker; None if none is
-        recorded. Before `flush_s` have passed nothing of it can be: most tasks begin so soon, and don't look."""
-        if time.time() - sent <= self.plan.flush_s:
+        recorded. Most tasks begin before that could be, or soon after, and don't look: what is lost so soon is not worth a look."""
+        if time.time() - sent <= LATE_FLUSHES * self.plan.flush_s:
             return None
         receipt = await self._shared().recorded.find(attempt, key, sent)
         if receipt is None:

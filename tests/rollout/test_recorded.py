@@ -76,6 +76,21 @@ async def test_what_the_writer_returned_for_a_trajectory_is_what_is_found(store:
     assert receipt is not None and (receipt.file, receipt.row, receipt.nonce) == (file, row, trajectory.nonce)
 
 
+async def test_what_this_process_recorded_is_found_without_being_read(store: Counting) -> None:
+    now = time.time()
+    mine = [played(own_nonce(f"{i}")) for i in range(3)]
+    file = flush(store, *mine, at=now)
+    found = Recorded(store)
+    receipts = [Receipt(ATTEMPT, t.nonce, 1, file, row, "terminated", 2, 3, 6, 2, 1) for row, t in enumerate(mine)]
+    for receipt in receipts:
+        found.note(receipt)
+    assert await found.find(ATTEMPT, "1", now) == receipts[1] and await found.find(ATTEMPT, "9", now) is None
+    assert store.fetched == 0
+    other = flush(store, played(own_nonce("9")), at=now + 1.0, writer="x")
+    receipt = await found.find(ATTEMPT, "9", now)
+    assert receipt is not None and receipt.file == other and store.fetched > 0
+
+
 async def test_only_what_is_young_enough_is_read_and_each_file_once_and_without_its_tokens(store: Counting) -> None:
     now = time.time()
     flush(store, played(own_nonce("key")), at=now - recorded.SKEW_S - 1.0)
