@@ -29,7 +29,9 @@ class RolloutSettings(Section):
     machine_attempts: int = Field(10, ge=1, description="the same, counting those that an engine, a worker or a store ended, which take many at once")
     rest: float = Field(0.5, ge=0, description="seconds before a member is tried again after its first failure, twice as long after each further one")
     most_rest: float = Field(60.0, ge=0, description="seconds that it rests at most")
-    lease: float = Field(300.0, gt=0, description="seconds after which a silent attempt counts as failed")
+    lease: float = Field(
+        300.0, gt=0, description="seconds that an attempt may take, from when it goes to the cluster, after which it counts as failed"
+    )
     silence: float = Field(60.0, gt=0, description="seconds in which nothing ends after which it is told where everything in flight is")
     worker_wait: float = Field(
         180.0, gt=0, description="seconds that work may wait for a worker with its resource while the cluster has none, after which the run fails"

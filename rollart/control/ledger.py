@@ -99,7 +99,7 @@ class Ledger:
         return [t.attempt for _, m in self._members() for t in m.tries]
 
     def renew(self, attempts: Iterable[Attempt], now: float) -> None:
-        """Starts the leases of these attempts anew, after they were dispatched again."""
+        """Starts the leases of these attempts anew: they go to the cluster only now, or again, or still wait for room there."""
         for attempt in attempts:
             if (out := self._out(attempt)) is not None:
                 _, tried = out

@@ -94,6 +94,7 @@ class Rollout:
         self._open = True
         if self._begun_topic is not None:
             self.dispatcher.follow(self._begun_topic, self._begun)
+        self.dispatcher.hear(lambda attempts: self.ledger.renew(attempts, time.monotonic()))
         running = self.ledger.running()
         self.ledger.renew(running, time.monotonic())
         self._dispatch(running)
@@ -235,7 +236,9 @@ class Rollout:
         """Looks every second at what time alone decides: leases that end, members that have rested, attempts that need a spare."""
         while True:
             await asyncio.sleep(TICK_S)
-            for attempt in self.ledger.expire(time.monotonic()):
+            now = time.monotonic()
+            self.ledger.renew(self.dispatcher.waiting(), now)  # what waits for room is not silent
+            for attempt in self.ledger.expire(now):
                 log.warning("%s has not ended within rollout.lease: it counts as failed", attempt)
             self._give_up_on_filters()
             await self._go_on()

@@ -65,23 +65,24 @@ class Dispatcher:
         self._waiters: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Queue[list[Ended] | Exception] = asyncio.Queue()
         self._topics: list[str] = []
+        self._goes_out: Callable[[list[Attempt]], None] = lambda attempts: None
 
     @property
     def in_flight(self) -> int:
         """Attempts dispatched whose end has not been reported."""
         return len(self._futures)
 
-    def attempts(self) -> list[Attempt]:
-        """The attempts in flight."""
-        return list(self._futures)
-
     def keys(self) -> dict[Attempt, list[str]]:
         """The attempts in flight with the keys of each one's Dask tasks, first to last; none while it waits for room."""
         return {attempt: [future.key for future in futures] for attempt, futures in self._futures.items()}
 
+    def waiting(self) -> list[Attempt]:
+        """The attempts in flight that wait for room: they have not gone to the cluster yet."""
+        return [attempt for attempt, futures in self._futures.items() if not futures]
+
     def held(self) -> dict[str, int]:
         """How many attempts wait for room, by the resource that they want."""
-        return dict(Counter(self._places[a][0] for a, futures in self._futures.items() if not futures))
+        return dict(Counter(self._places[attempt][0] for attempt in self.waiting()))
 
     def waiting_for(self, resource: str) -> list[Attempt]:
         """The attempts in flight that can't end without a worker of `resource`."""
@@ -104,6 +105,10 @@ class Dispatcher:
         self._client.subscribe_topic(topic, heard)
         self._topics.append(topic)
 
+    def hear(self, goes_out: Callable[[list[Attempt]], None]) -> None:
+        """Has `goes_out` called with attempts as they go to the cluster."""
+        self._goes_out = goes_out
+
     def dispatch(self, attempts: Sequence[Attempt]) -> None:
         """Starts these attempts of one task, as the window lets them; those that go out together are one graph, so that a group costs the
         scheduler little more than one task."""
@@ -117,6 +122,7 @@ class Dispatcher:
         self._window.submit(place[0], attempts, self._submit)
 
     def _submit(self, attempts: list[Attempt]) -> None:
+        self._goes_out(attempts)
         for (task, place), alike in groupby(attempts, lambda a: (a.episode.task, self._places[a])):
             self._map(task, place, list(alike))
 
@@ -157,6 +163,8 @@ class Dispatcher:
 
     async def cancel(self, attempts: Sequence[Attempt]) -> None:
         """Forgets these attempts: their futures are cancelled and their end is not reported."""
+        if not attempts:
+            return
         self._window.withdraw(set(attempts), self._submit)
         futures = [f for a in attempts for f in self._futures.pop(a, ())]
         self._forget(attempts)

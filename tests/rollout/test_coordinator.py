@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
@@ -26,6 +27,7 @@ class Cluster:
     def __init__(self) -> None:
         self.open: list[Attempt] = []
         self.dispatched: list[Attempt] = []
+        self.held: list[Attempt] = []
         self._ends: asyncio.Queue[list[Ended]] = asyncio.Queue()
         self._news = asyncio.Event()
 
@@ -33,8 +35,11 @@ class Cluster:
     def in_flight(self) -> int:
         return len(self.open)
 
-    def attempts(self) -> list[Attempt]:
-        return list(self.open)
+    def waiting(self) -> list[Attempt]:
+        return self.held
+
+    def hear(self, goes_out: Callable[[list[Attempt]], None]) -> None:
+        self.goes_out = goes_out
 
     def dispatch(self, attempts: Sequence[Attempt]) -> None:
         self.open += attempts
@@ -137,6 +142,27 @@ async def test_silent_attempts_are_cancelled_when_their_lease_ends_and_tried_aga
         running.ledger.renew(running.ledger.running(), 1e12)
         cluster.score(cluster.open)
         await soon(running.next_batch())
+
+
+async def test_the_lease_of_what_waits_for_room_begins_when_it_goes_to_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "TICK_S", 0.001)
+    cluster = Cluster()
+    async with rollout(cluster, lease_s=0.02) as running:
+        cluster.held = held = list(cluster.open)
+        until = time.monotonic() + 0.1
+        expire, looked = running.ledger.expire, asyncio.Event()
+
+        def look(now: float) -> list[Attempt]:
+            if now > until:
+                looked.set()
+            return expire(now)
+
+        monkeypatch.setattr(running.ledger, "expire", look)
+        await soon(looked.wait())
+        assert cluster.dispatched == held, "five leases are over, and none has been on the cluster"
+        cluster.held = []
+        cluster.goes_out(held)
+        await cluster.until(lambda: all(a.retried() in cluster.dispatched for a in held))
 
 
 async def test_a_late_start_gets_a_spare_and_who_begins_first_goes_on_while_the_other_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:

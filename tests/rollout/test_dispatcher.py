@@ -171,13 +171,17 @@ async def test_a_verifier_that_fails_in_the_trajectorys_task_is_a_failure_of_the
 
 async def test_what_waits_for_room_is_taken_back_and_its_room_given_to_others(cluster: Cluster) -> None:
     stuck, waiting, good = plays("endless", 8), plays("frozen_lake", 5), plays("here", 4)  # six slots: eight go out
+    out: list[Attempt] = []
+    cluster.dispatcher.hear(out.extend)
     for of_task in (stuck, waiting, good):
         cluster.dispatcher.dispatch(of_task)
     for _ in range(6):
         await asyncio.wait_for(Endless.resets.get(), PATIENCE_S)
     assert cluster.window.waiting() == {"PLAY": 9}
+    assert out == stuck and cluster.dispatcher.waiting() == [*waiting, *good]
     await cluster.dispatcher.cancel([*stuck, *waiting])
     assert tried(await cluster.ends(4)) == good
+    assert out == [*stuck, *good] and cluster.dispatcher.waiting() == []
     assert cluster.window.waiting() == {}
     assert not [k for k in cluster.scheduler.tasks if "frozenlake" in str(k)], "they never reached the scheduler"
 
@@ -222,7 +226,7 @@ async def test_what_is_cancelled_is_forgotten_by_the_scheduler_and_its_end_not_r
     for _ in stuck:
         await asyncio.wait_for(Endless.resets.get(), PATIENCE_S)
     await cluster.dispatcher.cancel(stuck[:2])
-    assert cluster.dispatcher.attempts() == stuck[2:]
+    assert list(cluster.dispatcher.keys()) == stuck[2:]
     good = plays("frozen_lake", 4)
     cluster.dispatcher.dispatch(good)
     assert tried(await cluster.ends(4)) == good
