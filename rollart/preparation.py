@@ -146,7 +146,7 @@ def episode_texts(tasks: Sequence[TaskSettings], seed: int) -> Iterator[str]:
             rng = random.Random(derive(seed, "tokenizer", task.name, index))
             try:
                 texts = list(_texts(task, rng))
-            except (Exception, SystemExit) as error:  # an environment's own code, which may end in anything
+            except BaseException as error:  # an environment's own code, which may end in anything
                 raise EnvironmentBroken(f"tasks.{task.name}: environment {task.environment!r} raised {type(error).__name__}: {error}") from error
             wrong = [text for text in texts if not isinstance(text, str)]
             if wrong:

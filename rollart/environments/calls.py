@@ -130,14 +130,14 @@ class EnvironmentCalls:
             return
         try:
             await self._run(self._environment.close, "close", CLOSE_S)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - code of others, and a program inside may call exit()
+        except Exception as error:  # noqa: BLE001 - code of others
             log.warning("an environment (%s) was not closed: %s: %s", type(self._environment).__name__, type(error).__name__, error)
 
     async def _run(self, function: Callable[[], Any], what: str, limit_s: float | None) -> Any:
         if self._run_in == "thread" and not inspect.iscoroutinefunction(function):
             return await self._pool.run(function, what, limit_s, self._leave)
-        found = function()
-        return await _within(limit_s, what, found) if inspect.isawaitable(found) else found
+        found = _called(function)
+        return await _within(limit_s, what, _awaited(found)) if inspect.isawaitable(found) else found
 
     def _leave(self, call: asyncio.Future[Any]) -> None:
         self._left = call
@@ -160,6 +160,23 @@ def _called(function: Callable[[], Any]) -> Any:
         return function()
     except StopIteration as error:  # which no future can hold: whoever waits for it would do so for ever
         raise RuntimeError(f"StopIteration: {error}") from error
+    except Exception:
+        raise
+    except BaseException as error:  # a panic in Rust, an outcome of pytest, an exit(): out of here it would end the worker's event loop
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+
+async def _awaited(work: Awaitable[Any]) -> Any:
+    """The same for a coroutine, whose cancellation is its own doing unless somebody has cancelled the task that awaits it."""
+    try:
+        return await work
+    except (Exception, GeneratorExit):
+        raise
+    except BaseException as error:
+        this = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and this is not None and this.cancelling():
+            raise
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
 _KEPT: set[asyncio.Task[None]] = set()

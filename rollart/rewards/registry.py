@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import pkgutil
 
@@ -40,6 +41,8 @@ def resolve(name: str) -> Verifier:
         raise UnknownVerifier(f"verifier {name!r} cannot be imported from {path!r}: {type(error).__name__}: {error}") from error
     if not callable(found):
         raise UnknownVerifier(f"{path!r} is no verifier: it cannot be called")
+    if inspect.iscoroutinefunction(found):
+        raise UnknownVerifier(f"{path!r} is no verifier: it is a coroutine function; make it a plain one, which has a thread of its own to wait in")
     return found
 
 
@@ -48,7 +51,7 @@ def verify(name: str, trajectory: Trajectory) -> Verdict:
     verifier = resolve(name)
     try:
         verdict = verifier(trajectory)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # code of others, which may exit, or panic in Rust: that would end the worker
         raise VerifierFailed(f"verifier {name!r} failed on {trajectory.attempt}: {type(error).__name__}: {error}") from error
     plain = _plain(verdict) if isinstance(verdict, Verdict) else None
     if plain is None:

@@ -169,7 +169,7 @@ class EpisodeRunner:
             return await calls.call(method, argument)
         except CallTimedOut as error:
             raise EpisodeFailed(f"{error} (tasks.{attempt.episode.task}.{method}_timeout)") from error
-        except (Exception, SystemExit) as error:  # a program inside may call exit(), which would end the worker
+        except Exception as error:
             raise EpisodeFailed(f"environment raised in {method}: {type(error).__name__}: {error}") from error
         finally:
             seconds[method] += time.perf_counter() - started

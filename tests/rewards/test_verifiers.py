@@ -64,6 +64,17 @@ def leaves(trajectory):
     raise SystemExit(4)
 
 
+def panics(trajectory):
+    class Panic(BaseException):
+        """As Rust packages raise it: no Exception."""
+
+    raise Panic("boom")
+
+
+async def waits(trajectory):
+    return Verdict(1.0)
+
+
 def of_arrays(trajectory):
     return Verdict(np.float32(0.5), {"length": np.int64(3)}, "half \ud800")
 
@@ -125,7 +136,7 @@ def test_missing_info_is_an_error_not_a_score():
     "name",
     [
         "broken", "not_finite", "bare_number", "text_for_a_number", "part_that_is_no_number", "part_that_is_not_finite", "several_values",
-        "without_a_reason", "leaves",
+        "without_a_reason", "leaves", "panics",
     ],
 )  # fmt: skip
 def test_a_verifier_that_raises_or_returns_no_finite_verdict_is_an_error(name):
@@ -137,6 +148,11 @@ def test_the_cause_of_a_failure_is_kept():
     with pytest.raises(VerifierFailed) as failed:
         verify(f"{__name__}:broken", trajectory())
     assert isinstance(failed.value.__cause__, KeyError)
+
+
+def test_a_coroutine_function_is_refused_as_a_verifier_before_anything_is_played():
+    with pytest.raises(UnknownVerifier, match=r"waits.*coroutine function; make it a plain one"):
+        resolve(f"{__name__}:waits")
 
 
 @pytest.mark.parametrize("name", ["environmnt", "no.module:thing", "rollart.rewards.registry:nothing", "rollart.rewards.registry:NAMES"])

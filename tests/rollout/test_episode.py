@@ -10,7 +10,7 @@ from rollart.control.seeds import environment_seed, sampling_seed
 from rollart.control.staleness import StalenessWindow
 from rollart.environments import calls
 from rollart.environments.calls import CallPool
-from rollart.environments.protocol import StepResult
+from rollart.environments.protocol import RunIn, StepResult
 from rollart.rollout.episode import EpisodeFailed, EpisodeRunner, Limits
 from rollart.types import Attempt, Episode, GenerateRequest, GenerateResult, SamplingTransform, Version
 
@@ -339,8 +339,54 @@ async def test_an_environment_that_exits_fails_its_attempt_and_not_the_worker() 
             raise SystemExit(3)
 
     for run_in in ("loop", "thread"):
-        with pytest.raises(EpisodeFailed, match="environment raised in step: SystemExit: 3"):
+        with pytest.raises(EpisodeFailed, match=r"environment raised in step: .*SystemExit: 3"):
             await runner(run_in=run_in).play(Leaves(), ATTEMPT, Policy([0]))
+
+
+class Panic(BaseException):
+    """As Rust packages raise it: no Exception."""
+
+
+@pytest.mark.parametrize("raised", [Panic, KeyboardInterrupt, asyncio.CancelledError])
+async def test_what_is_no_exception_fails_the_attempt_and_not_the_worker_wherever_it_is_raised(raised: type[BaseException]) -> None:
+    class Panics(Echo):
+        def step(self, action: str) -> StepResult:
+            raise raised("boom")
+
+    class PanicsLater(Echo):
+        async def step(self, action: str) -> StepResult:  # type: ignore[override]
+            await asyncio.sleep(0)
+            raise raised("boom")
+
+    environments: list[tuple[RunIn, Echo]] = [("loop", Panics()), ("thread", Panics()), ("loop", PanicsLater())]
+    for run_in, environment in environments:
+        with pytest.raises(EpisodeFailed, match=f"environment raised in step: .*{raised.__name__}: boom"):
+            await runner(run_in=run_in).play(environment, ATTEMPT, Policy([0]))
+        assert environment.closed == 1
+
+
+async def test_a_close_that_panics_costs_nothing() -> None:
+    class Panics(Echo):
+        def close(self) -> None:
+            raise Panic("boom")
+
+    assert (await runner().play(Panics(), ATTEMPT, Policy([0] * 3))).outcome == "terminated"
+
+
+async def test_a_coroutine_step_that_is_cancelled_from_outside_is_cancelled_and_no_failure() -> None:
+    began = asyncio.Event()
+
+    class Waits(Echo):
+        async def step(self, action: str) -> StepResult:  # type: ignore[override]
+            began.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    playing = asyncio.create_task(runner(run_in="loop").play(Waits(), ATTEMPT, Policy([0])))
+    await began.wait()
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
 
 
 @pytest.mark.parametrize(
