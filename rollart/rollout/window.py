@@ -108,8 +108,8 @@ class SubmissionWindow:
 
 
 def cluster_slots(dask_scheduler: Scheduler) -> dict[str, float]:
-    """Units of each resource over all workers, on the scheduler that `Client.run_on_scheduler` fills in."""
+    """Units of each resource over all workers that take tasks, on the scheduler that `Client.run_on_scheduler` fills in."""
     found: Counter[str] = Counter()
-    for by_worker in dask_scheduler.workers.values():
-        found.update(by_worker.resources)
+    for worker in dask_scheduler.running:
+        found.update(worker.resources)
     return dict(found)

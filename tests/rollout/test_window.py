@@ -82,9 +82,11 @@ def test_what_waits_can_be_taken_back_by_whom_it_belongs_to() -> None:
     assert yours.order == work[5:]
 
 
-async def test_the_slots_are_those_of_all_workers_by_resource() -> None:
+async def test_the_slots_are_those_of_all_workers_that_take_tasks_by_resource() -> None:
     async with Scheduler(protocol="inproc", dashboard=False) as scheduler:
         one = Worker(scheduler.address, nthreads=1, resources={"PLAY": 6, "JUDGE": 2}, dashboard=False)
         other = Worker(scheduler.address, nthreads=1, resources={"PLAY": 3}, dashboard=False)
         async with one, other, Client(scheduler.address, asynchronous=True) as client:
             assert await client.run_on_scheduler(cluster_slots) == {"PLAY": 9, "JUDGE": 2}
+            scheduler.handle_worker_status_change("paused", one.address, "leaving, or short of memory")
+            assert await client.run_on_scheduler(cluster_slots) == {"PLAY": 3}
