@@ -8,7 +8,7 @@ from functools import cache
 
 from benchmarks.traces import load
 from rollart.control.seeds import derive
-from rollart.types import Attempt
+from rollart.types import Attempt, Episode
 
 CHARACTERS_A_TOKEN = 8
 """Tokens of the trace for one token that is really sent where lengths matter: lengths keep their shape, and messages stay small."""
@@ -99,8 +99,6 @@ KINDS: dict[str, Callable[[Attempt, int, str], Play]] = {
 @cache
 def parsed(rid: str) -> tuple[Attempt, int]:
     """The attempt and the turn that a request's id (`LINEAGE/PURPOSE/TASK/INDEX/MEMBER/NUMBER/TURN`) names."""
-    from rollart.types import Episode
-
     _, purpose, task, index, member, number, turn = rid.split("/")
     episode = Episode(task, int(index), purpose)  # type: ignore[arg-type]
     return Attempt(episode, int(member), int(number)), int(turn)

@@ -108,6 +108,7 @@ class VirtualRun:
 
     def _start(self, attempt: Attempt) -> None:
         found = self.script(attempt)
+        self.ledger.renew([attempt], self.now)
         self.running[attempt] = _Running(attempt)
         if found.fails:
             self._at(found.reset_s, "failed", attempt)
