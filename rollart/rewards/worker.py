@@ -13,7 +13,7 @@ from distributed import Worker, WorkerPlugin, get_worker
 from rollart.environments.calls import CallPool, CallTimedOut
 from rollart.rewards.protocol import VerifierFailed
 from rollart.rewards.registry import resolve, verify
-from rollart.rollout.leaving import Leaving
+from rollart.rollout.leaving import Leaving, unprepared
 from rollart.rollout.reader import StoredTrajectories
 from rollart.types import Member, Receipt, Score, Trajectory
 
@@ -37,6 +37,7 @@ class RewardPlugin(WorkerPlugin):
     ) -> None:  # fmt: skip
         self.run_url, self.storage_options, self.verifiers, self.limits_s = run_url, storage_options, verifiers, dict(limits_s or {})
         self.told_topic = told_topic
+        self.ready = False
 
     async def setup(self, worker: Worker) -> None:
         leaving = Leaving(worker, self.told_topic, stuck=lambda: self.pool.waiting)
@@ -44,14 +45,23 @@ class RewardPlugin(WorkerPlugin):
         self.trajectories = StoredTrajectories(self.run_url, self.storage_options, keep=8)
         for name in self.verifiers.values():
             await asyncio.to_thread(resolve, name)  # imports what is slow to import now, and not while the first trajectory waits
+        self.ready = True
 
     def teardown(self, worker: Worker) -> None:
         self.pool.close()
 
 
+async def _plugin() -> RewardPlugin:
+    """The worker's plugin; where setting it up has failed, the worker leaves, and the task goes on elsewhere."""
+    plugin = get_worker().plugins.get(PLUGIN)
+    if isinstance(plugin, RewardPlugin) and plugin.ready:
+        return plugin
+    await unprepared(get_worker(), "what scoring needs", plugin.told_topic if isinstance(plugin, RewardPlugin) else "told")
+
+
 async def score_task(receipt: Receipt) -> Member:
     """The score of the trajectory that the receipt names. VerifierFailed."""
-    plugin: RewardPlugin = get_worker().plugins[PLUGIN]
+    plugin = await _plugin()
     started, task = time.perf_counter(), receipt.attempt.episode.task
     trajectory = await asyncio.to_thread(plugin.trajectories.read, receipt)
     return await scored_within(plugin.limits_s.get(task, LIMIT_S), plugin.pool, plugin.verifiers[task], receipt, trajectory, started)
