@@ -23,6 +23,7 @@ from rollart.dashboard.status import RunStatus
 from rollart.engines.fleet import EngineFleet
 from rollart.engines.host import EngineHost
 from rollart.engines.settings import EngineSettings
+from rollart.engines.speculative.settings import SpeculationSettings
 from rollart.fence import claim, is_newest
 from rollart.preparation import prepare_policy_task
 from rollart.rewards.worker import RewardPlugin
@@ -263,7 +264,7 @@ def engine_host(config: Config, folder: RunFolder, coordinator: int) -> EngineHo
     settings = EngineSettings(
         model_url=folder.child(POLICY), storage_options=folder.storage_options, slots=e.slots, max_length=e.max_length, chunk=e.chunk,
         threads=1 if config.run.deterministic else torch_threads(config), dtype=e.dtype, device=e.device, kv=e.kv,
-        deterministic=config.run.deterministic,
+        deterministic=config.run.deterministic, speculation=SpeculationSettings(**e.speculation.model_dump()),
     )  # fmt: skip
     return EngineHost(settings, folder.child("weights"), folder.storage_options, sorted(_resources(config, "generate")), coordinator)
 

@@ -295,7 +295,8 @@ class GenerateRequest:
     """One response to sample, as SGLang's `POST /generate` takes it.
 
     `extra_key` separates prefix caches: requests under different keys never share KV. `seed` makes the random numbers a
-    function of (seed, position), whatever else is in the batch.
+    function of (seed, position), whatever else is in the batch. An engine that speculates may draft from what it has sampled under the same
+    `draft_key`; others pass over it.
     """
 
     rid: str
@@ -305,6 +306,7 @@ class GenerateRequest:
     stop_token_ids: tuple[int, ...] = ()
     seed: int | None = None
     extra_key: str | None = None
+    draft_key: str | None = None
 
     def to_wire(self, stream: bool = False) -> dict[str, Any]:
         """The JSON body of `POST /generate`; with `stream` the answer comes in increments."""
@@ -321,6 +323,8 @@ class GenerateRequest:
         }  # fmt: skip
         if self.extra_key is not None:
             body["extra_key"] = self.extra_key
+        if self.draft_key is not None:
+            body["draft_key"] = self.draft_key
         return body
 
 

@@ -6,9 +6,11 @@ import pytest
 import yaml
 
 from rollart.config import ConfigError, changed_fields, load, parse
+from rollart.engines.speculative.settings import SpeculationSettings
 from rollart.environments import registry as environments
-from rollart.opening import learner_settings
+from rollart.opening import engine_host, learner_settings
 from rollart.rewards import registry as rewards
+from rollart.run import RunFolder
 
 CONFIGS = sorted((Path(__file__).parent.parent / "flows" / "configs").glob("*.yaml"))
 QUICKSTART = (Path(__file__).parent.parent / "flows" / "configs" / "quickstart.yaml").read_text()
@@ -47,6 +49,9 @@ def test_a_shipped_configuration_loads_and_names_what_exists(path: Path) -> None
         ("warm_up.episodes.lake=3", "warm_up.episodes.lake: no such task"),
         ("train.groups=2", "train.groups: 2 leaves a task out of 3 without a group"),
         ("run.deterministic=true", "run.deterministic: needs train.alpha 0"),
+        ("engine.speculation.draft=model", "engine.speculation.model: name the folder of the model that drafts"),
+        ("engine.speculation.model=/a", "engine.speculation.model: is of draft model, not of none; change that, or leave it out"),
+        ("engine.speculation.length=16", "engine.speculation.length: input should be less than or equal to 15"),
         ("policy.model=/some/folder", "give either policy.model or policy.tiny"),
         ("policy.chat=true", "policy: policy.tiny has no chat template: set policy.chat to false"),
         ("tasks.0.system=hello", "tasks.frozen_lake.system: needs policy.chat, which makes it a message"),
@@ -77,6 +82,17 @@ def test_what_cannot_be_is_refused_with_the_fields_path_and_a_remedy(override: s
     with pytest.raises(ConfigError) as refused:
         quickstart(override)
     assert message in str(refused.value)
+
+
+def test_a_deterministic_run_does_not_speculate() -> None:
+    with pytest.raises(ConfigError, match=r"run\.deterministic: allows no engine\.speculation\.draft, since what is drafted"):
+        quickstart("engine.speculation.draft=ngram", "run.deterministic=true", "train.alpha=0")
+
+
+def test_how_an_engine_speculates_reaches_its_command_line() -> None:
+    config = quickstart("engine.speculation={draft: model, model: /drafts/small, length: 3, adaptive: false, memory: 7}")
+    settings = engine_host(config, RunFolder("/runs/a"), 0).settings
+    assert settings.speculation == SpeculationSettings("model", 3, False, "/drafts/small", 7)
 
 
 def test_all_contradictions_are_told_at_once() -> None:

@@ -175,14 +175,15 @@ def test_a_reply_that_does_not_say_what_sampled_its_tokens_is_refused(meta: dict
 
 def test_a_request_goes_out_with_everything_that_the_distribution_depends_on() -> None:
     transform = SamplingTransform(0.7, 0.9, 40, 0.05)
-    body = GenerateRequest("r1", (1, 2), 8, transform, (0,), seed=11, extra_key="0-7").to_wire()
-    assert (body["rid"], body["input_ids"], body["return_logprob"], body["extra_key"]) == ("r1", [1, 2], True, "0-7")
+    body = GenerateRequest("r1", (1, 2), 8, transform, (0,), seed=11, extra_key="0-7", draft_key="maze").to_wire()
+    assert (body["rid"], body["input_ids"], body["return_logprob"]) == ("r1", [1, 2], True)
+    assert (body["extra_key"], body["draft_key"]) == ("0-7", "maze")
     assert body["sampling_params"] == {
         "max_new_tokens": 8, "temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "stop_token_ids": [0],
         "skip_special_tokens": False, "sampling_seed": 11,
     }  # fmt: skip
     plain = GenerateRequest("r1", (1,), 8).to_wire()
-    assert "extra_key" not in plain and "sampling_seed" not in plain["sampling_params"]
+    assert "extra_key" not in plain and "draft_key" not in plain and "sampling_seed" not in plain["sampling_params"]
     assert transform.is_cut and not SamplingTransform(0.7).is_cut
 
 

@@ -21,6 +21,7 @@ def contradictions(config: Config) -> Iterator[str]:
     yield from _lengths(config)
     yield from _times(config)
     yield from _determinism(config)
+    yield from _speculation(config)
 
 
 def _tasks(config: Config) -> Iterator[str]:
@@ -111,6 +112,14 @@ def _times(config: Config) -> Iterator[str]:
             yield f"rollout.{name}: {seconds:g} s are not under run.step_timeout, {whole:g} s, which would end the run before; lower it"
 
 
+def _speculation(config: Config) -> Iterator[str]:
+    speculation = config.engine.speculation
+    if speculation.draft == "model" and speculation.model is None:
+        yield "engine.speculation.model: name the folder of the model that drafts"
+    if speculation.draft != "model" and speculation.model is not None:
+        yield f"engine.speculation.model: is of draft model, not of {speculation.draft}; change that, or leave it out"
+
+
 def _determinism(config: Config) -> Iterator[str]:
     if not config.run.deterministic:
         return
@@ -118,3 +127,5 @@ def _determinism(config: Config) -> Iterator[str]:
         yield "run.deterministic: needs train.alpha 0, since asynchronous work ends in no fixed order"
     if config.engine.dtype != "float32" or config.training.model.dtype != "float32":
         yield "run.deterministic: needs engine.dtype and training.model.dtype float32"
+    if config.engine.speculation.draft != "none":
+        yield "run.deterministic: allows no engine.speculation.draft, since what is drafted decides what a pass computes"

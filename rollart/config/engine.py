@@ -7,7 +7,23 @@ from typing import Literal
 from pydantic import Field
 
 from rollart.config.section import Section
+from rollart.engines.speculative.settings import DraftKind
 from rollart.training.settings import DEVICE
+
+
+class SpeculationSection(Section):
+    """Tokens that are drafted and verified several in a pass: what is sampled has the same distribution, in fewer passes."""
+
+    draft: DraftKind = Field(
+        "none",
+        description="who drafts: ngram looks up what came after the same tokens, also in earlier trajectories of the task; model: a smaller one",
+    )
+    length: int = Field(4, ge=1, le=15, description="tokens drafted at most, of each request in each pass")
+    adaptive: bool = Field(True, description="draft fewer, or none, where that was measured to give more tokens a second")
+    model: str | None = Field(
+        None, min_length=1, description="of draft model: its folder on the generation workers, with weights and the policy's tokenizer"
+    )
+    memory: int = Field(65536, ge=0, description="of draft ngram: tokens of ended requests that are remembered, half a kilobyte each")
 
 
 class EngineSettings(Section):
@@ -20,6 +36,7 @@ class EngineSettings(Section):
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="number format of the weights")
     device: str = Field("cpu", pattern=DEVICE, description="torch device")
     kv: Literal["recomputed", "kept"] = Field("recomputed", description="what happens to the KV cache of responses in flight at a weight swap")
+    speculation: SpeculationSection = Field(default_factory=lambda: SpeculationSection())
 
 
 class LogprobSettings(Section):

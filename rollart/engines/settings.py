@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rollart.engines.response import STREAM_INTERVAL
+from rollart.engines.speculative.settings import SpeculationSettings
 from rollart.types import KVMode
 
 __all__ = ["EngineSettings"]
@@ -18,7 +19,7 @@ class EngineSettings:
 
     `slots` sequences of at most `max_length` tokens share the KV cache: those that run and those whose prefix waits for its
     next turn. `chunk` bounds the prompt tokens of one step, over all requests. `host` is where it listens, by default the
-    worker's own address; `port` 0 takes a free one. `start_seconds` bounds the start.
+    worker's own address; `port` 0 takes a free one. `start_seconds` bounds the start. The folder of a model that drafts is a local one.
     """
 
     model_url: str
@@ -31,6 +32,7 @@ class EngineSettings:
     device: str = "cpu"
     kv: KVMode = "recomputed"
     deterministic: bool = False
+    speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
     stream_interval: int = STREAM_INTERVAL
     host: str | None = None
     port: int = 0
@@ -44,4 +46,5 @@ class EngineSettings:
             "stream-interval": self.stream_interval,
         }  # fmt: skip
         options = [text for name, value in values.items() for text in (f"--{name}", str(value))]
+        options += self.speculation.arguments()
         return [*options, "--deterministic"] if self.deterministic else options

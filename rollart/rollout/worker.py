@@ -247,7 +247,8 @@ class EnvironmentPlugin(WorkerPlugin):
         self.doing.note(attempt, f"for engine {entry.url}")
         with shared.routing.asking(entry, attempt, wanted) as served:
             heard = response.heard if response.worth_streaming else None
-            result = await shared.client.generate(entry.url, dataclasses.replace(request, extra_key=str(entry.version)), heard)
+            request = dataclasses.replace(request, extra_key=str(entry.version), draft_key=attempt.episode.task)
+            result = await shared.client.generate(entry.url, request, heard)
             served(result)
         if result.versions:
             self._advance(result.versions[-1].step)
