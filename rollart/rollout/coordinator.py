@@ -129,7 +129,7 @@ class Rollout:
     async def next_batch(self) -> Batch:
         """The batch of the next step, as soon as the ledger can form it; `waited` is then how many seconds each task's groups were missing from
         it. RolloutFailed or Stalled if it never will."""
-        waiting = _Waiting()
+        waiting, began = _Waiting(), time.monotonic()
         while True:
             if self._failure is not None:
                 raise self._failure
@@ -145,7 +145,7 @@ class Rollout:
             try:
                 await asyncio.wait_for(self._changed.wait(), 1.0)
             except TimeoutError:
-                silent = time.monotonic() - self._last_end
+                silent = time.monotonic() - max(self._last_end, began)  # what nobody waited for was no silence
                 if silent > self._stall_s:
                     raise Stalled(
                         f"no trajectory has ended for {silent:.0f} s (run.step_timeout); awaited: {self.awaited()}; "

@@ -165,6 +165,16 @@ async def test_the_lease_of_what_waits_for_room_begins_when_it_goes_to_the_clust
         await cluster.until(lambda: all(a.retried() in cluster.dispatched for a in held))
 
 
+async def test_a_silence_in_which_nobody_waited_for_a_batch_is_no_stall() -> None:
+    cluster = Cluster()
+    async with rollout(cluster) as running:
+        running._last_end -= 5000.0  # such as those of an evaluation, or of a long step
+        waiting = asyncio.create_task(running.next_batch())
+        assert not (await asyncio.wait({waiting}, timeout=1.2))[0], "it has looked once"
+        cluster.score(cluster.open)
+        await soon(waiting)
+
+
 async def test_a_late_start_gets_a_spare_and_who_begins_first_goes_on_while_the_other_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator, "TICK_S", 0.001)
     cluster = Cluster()
