@@ -42,7 +42,8 @@ class _Lane:
 
 
 class SubmissionWindow:
-    """Starts what it is given in its order, as soon as there is room for it. One is shared by all that submits to a cluster for a run.
+    """Starts what it is given in its order, as soon as there is room for it; what evaluates goes before all that waits, since no step is taken
+    until it has ended. One is shared by all that submits to a cluster for a run.
 
     `slots`: units of each resource that the cluster has now; `keep` follows how they change.
     """
@@ -54,7 +55,8 @@ class SubmissionWindow:
     def submit(self, resource: str, attempts: Sequence[Attempt], start: Start) -> None:
         """Has `start` called with these attempts, in parts, as room for them comes; with all that there is room for at once."""
         lane = self._lane(resource)
-        lane.waiting.extend((attempt, start) for attempt in attempts)
+        lane.waiting.extendleft((a, start) for a in reversed(attempts) if a.episode.purpose == "evaluate")
+        lane.waiting.extend((a, start) for a in attempts if a.episode.purpose != "evaluate")
         self._let_out(lane, at_least=1)
 
     def ended(self, resource: str, count: int = 1) -> None:

@@ -72,6 +72,17 @@ def test_workers_that_come_get_work_and_where_all_are_gone_nothing_goes_out() ->
     assert out.sizes == [5, 5, 2]
 
 
+def test_what_evaluates_goes_before_all_that_waits() -> None:
+    window, trains, evaluates = SubmissionWindow({"PLAY": 4}), Out(), Out()
+    window.submit("PLAY", attempts(50), trains)
+    held_out = [Attempt(Episode("lake", i, "evaluate"), 0) for i in range(7)]
+    window.submit("PLAY", held_out, evaluates)
+    window.ended("PLAY", 5)
+    window.ended("PLAY", 5)
+    assert evaluates.order == held_out
+    assert trains.order == attempts(8)
+
+
 def test_what_waits_can_be_taken_back_by_whom_it_belongs_to() -> None:
     window, mine, yours, work = SubmissionWindow({"PLAY": 4}), Out(), Out(), attempts(9)
     window.submit("PLAY", work, mine)
