@@ -14,6 +14,7 @@ from rollart.environments.calls import CallPool, CallTimedOut
 from rollart.rewards.protocol import VerifierFailed
 from rollart.rewards.registry import resolve, verify
 from rollart.rollout.leaving import Leaving, unprepared
+from rollart.rollout.raised import fit_to_travel
 from rollart.rollout.reader import StoredTrajectories
 from rollart.types import Member, Receipt, Score, Trajectory
 
@@ -59,6 +60,7 @@ async def _plugin() -> RewardPlugin:
     await unprepared(get_worker(), "what scoring needs", plugin.told_topic if isinstance(plugin, RewardPlugin) else "told")
 
 
+@fit_to_travel
 async def score_task(receipt: Receipt) -> Member:
     """The score of the trajectory that the receipt names. VerifierFailed."""
     plugin = await _plugin()

@@ -27,6 +27,7 @@ from rollart.rollout.doings import Doings
 from rollart.rollout.episode import EpisodeFailed, EpisodeRunner, Limits
 from rollart.rollout.flush_pace import FlushPace
 from rollart.rollout.leaving import Leaving, unprepared
+from rollart.rollout.raised import fit_to_travel
 from rollart.rollout.reader import StoredTrajectories
 from rollart.rollout.recorded import Recorded, own_nonce
 from rollart.rollout.routing import Routing, RoutingPlan
@@ -313,6 +314,7 @@ async def _plugin() -> EnvironmentPlugin:
     await unprepared(get_worker(), "what trajectories share", plugin.plan.told_topic if isinstance(plugin, EnvironmentPlugin) else "told")
 
 
+@fit_to_travel
 async def trajectory_task(attempt: Attempt, key: str, sent: float) -> Receipt | Member:
     """One trajectory as one Dask task, whose key is `key`: plays the attempt to its end and returns a receipt once it is durable, with the
     score where its task's verifier runs here. Run again, it returns what was recorded first; `sent`: when it was dispatched, in unix seconds."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -56,6 +57,19 @@ class Broken(Scripted):
         raise OSError("the simulator is gone")
 
 
+class Unpackable(Exception):
+    """As clients of services raise it: with a lock of theirs in it, and a whole page as its text."""
+
+    def __init__(self) -> None:
+        super().__init__("page " * 10_000)
+        self.lock = threading.Lock()
+
+
+class Wordy(Scripted):
+    async def reset(self, seed: int) -> str:
+        raise Unpackable
+
+
 class Endless(Scripted):
     """Starts, says so in `resets`, and never goes on."""
 
@@ -98,7 +112,7 @@ class Cluster:
 
 @pytest.fixture
 async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
-    kinds = {"frozen_lake": Scripted, "broken": Broken, "endless": Endless, "here": Scripted, "unjudged": Scripted}
+    kinds = {"frozen_lake": Scripted, "broken": Broken, "endless": Endless, "wordy": Wordy, "here": Scripted, "unjudged": Scripted}
     verifiers = {"here": "environment", "unjudged": f"{__name__}:out_of_order"}
     for name, kind in kinds.items():
         monkeypatch.setitem(registry.NAMES, name, f"{__name__}:{kind.__name__}")
@@ -218,6 +232,17 @@ async def test_what_failed_is_reported_with_its_own_error_beside_what_did_not(cl
     failed = [e for e in ends if e.member is None]
     assert tried(failed) == bad
     assert all(isinstance(e.error, EpisodeFailed) and "reset: OSError: the simulator is gone" in str(e.error) for e in failed)
+
+
+async def test_an_error_that_came_of_one_that_cannot_be_packed_and_says_too_much_arrives_as_what_it_is(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.dispatcher.dispatch(plays("wordy", 1))
+    (end,) = await cluster.ends(1)
+    assert isinstance(end.error, EpisodeFailed) and end.cause == "environment"
+    assert str(end.error).startswith("environment raised in reset: Unpackable: page page") and len(str(end.error)) < 5000
+    assert end.error.__cause__ is None
+    assert "Traceback" not in capsys.readouterr().err
 
 
 async def test_what_is_cancelled_is_forgotten_by_the_scheduler_and_its_end_not_reported(cluster: Cluster) -> None:
