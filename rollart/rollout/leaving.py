@@ -44,7 +44,6 @@ class Leaving:
 
     def __init__(self, worker: Worker, topic: str, stuck: Callable[[], int] = lambda: 0) -> None:
         self._worker, self._topic, self._stuck = worker, topic, stuck
-        self._task: asyncio.Task[None] | None = None
 
     def watch_memory(self) -> Leaving:
         """Leaves as soon as Dask has paused the worker, since it has come near its limit of memory, if it has one: what leaks is not freed by
@@ -65,9 +64,10 @@ class Leaving:
         return self
 
     def begin(self, reason: str) -> None:
-        """Leaves for `reason`, which the run's user is told; at once, and beside whatever goes on. Does nothing while it leaves already."""
-        if self._task is None:
-            self._task = asyncio.create_task(self._leave(reason))
+        """Leaves for `reason`, which the run's user is told; at once, and beside whatever goes on. Does nothing where the worker leaves already,
+        for whatever reason: one may have several plugins, each with one of its own."""
+        if self._worker not in _LEAVING:
+            _LEAVING[self._worker] = asyncio.create_task(self._leave(reason))
 
     async def _leave(self, reason: str) -> None:
         worker = self._worker
@@ -85,14 +85,12 @@ class Leaving:
         await worker.close(nanny=False, timeout=CLOSE_S, executor_wait=False, reason=reason)
 
 
-_UNPREPARED: WeakKeyDictionary[Worker, Leaving] = WeakKeyDictionary()
-"""The workers that leave since something of theirs was not set up."""
+_LEAVING: WeakKeyDictionary[Worker, asyncio.Task[None]] = WeakKeyDictionary()
+"""The workers that leave."""
 
 
 async def unprepared(worker: Worker, what: str, topic: str) -> NoReturn:
     """For a task that finds `what` it needs of its worker not set up: has the worker leave, and ends only when Dask takes the task elsewhere."""
-    if worker not in _UNPREPARED:
-        _UNPREPARED[worker] = Leaving(worker, topic, stuck=lambda: worker.state.executing_count)
-        _UNPREPARED[worker].begin(f"{what} could not be set up; its log says why")
+    Leaving(worker, topic, stuck=lambda: worker.state.executing_count).begin(f"{what} could not be set up; its log says why")
     while True:
         await asyncio.Event().wait()

@@ -38,9 +38,8 @@ async def test_a_worker_that_leaves_ends_what_it_can_takes_nothing_new_and_leave
                 if first.state.executing_count == 2:
                     break
                 await asyncio.sleep(0.01)
-            leaving = Leaving(first, told_topic("run", 0), stuck=lambda: 1)
-            leaving.begin("2 calls have not come back")
-            leaving.begin("once is enough")
+            for reason in ("2 calls have not come back", "once is enough, whichever plugin says so"):
+                Leaving(first, told_topic("run", 0), stuck=lambda: 1).begin(reason)
             assert await told.get() == (
                 "worker first leaves (2 calls have not come back); its tasks go on elsewhere, and it has no nanny that would start another: "
                 "do that yourself"
