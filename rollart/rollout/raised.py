@@ -11,7 +11,8 @@ from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 MOST = 4000
 """Characters of an error's text that travel, half of them its end: Dask lets 10,000 pass."""
