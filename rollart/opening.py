@@ -22,7 +22,8 @@ from rollart.dashboard.progress import Mode, Progress
 from rollart.dashboard.status import RunStatus
 from rollart.engines.fleet import EngineFleet
 from rollart.engines.host import EngineHost
-from rollart.engines.settings import EngineSettings
+from rollart.engines.settings import EngineLaunch, EngineSettings
+from rollart.engines.sglang.settings import SglangSettings
 from rollart.engines.speculative.settings import SpeculationSettings
 from rollart.fence import claim, is_newest
 from rollart.preparation import prepare_policy_task
@@ -260,13 +261,24 @@ def learner_settings(config: Config) -> LearnerSettings:
 
 def engine_host(config: Config, folder: RunFolder, coordinator: int) -> EngineHost:
     """What each generation worker owns."""
+    return EngineHost(
+        _engine_launch(config, folder), folder.child("weights"), folder.storage_options, sorted(_resources(config, "generate")), coordinator
+    )
+
+
+def _engine_launch(config: Config, folder: RunFolder) -> EngineLaunch:
     e = config.engine
-    settings = EngineSettings(
+    if e.kind == "sglang":
+        s = e.sglang
+        return SglangSettings(
+            folder.child(POLICY), folder.storage_options, s.python, e.slots, e.max_length, e.chunk, e.dtype, e.device, e.kv, s.tensor_parallel,
+            s.memory_fraction, s.attention_backend, s.flags, start_seconds=s.start_timeout,
+        )  # fmt: skip
+    return EngineSettings(
         model_url=folder.child(POLICY), storage_options=folder.storage_options, slots=e.slots, max_length=e.max_length, chunk=e.chunk,
         threads=1 if config.run.deterministic else torch_threads(config), dtype=e.dtype, device=e.device, kv=e.kv,
         deterministic=config.run.deterministic, speculation=SpeculationSettings(**e.speculation.model_dump()),
     )  # fmt: skip
-    return EngineHost(settings, folder.child("weights"), folder.storage_options, sorted(_resources(config, "generate")), coordinator)
 
 
 def rollout_plan(config: Config, folder: RunFolder, lineage: int, coordinator: int, writers: int) -> RolloutPlan:

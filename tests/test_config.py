@@ -72,6 +72,19 @@ def test_a_shipped_configuration_loads_and_names_what_exists(path: Path) -> None
         ("training.optimiser.betas=[0.9, 1]", "training.optimiser.betas: each must be at least 0 and under 1, got (0.9, 1.0)"),
         ("training.model.device=banana", "training.model.device: string should match pattern"),
         ("engine.device=banana", "engine.device: string should match pattern"),
+        ("engine.sglang.python=/venv/bin/python", "engine.sglang: is of engine.kind sglang, not of embedded; change that, or leave it out"),
+        (
+            "engine={kind: sglang, sglang: {flags: {dtype: auto}}}",
+            "engine.sglang.flags.dtype: the system sets it; in a configuration it follows",
+        ),
+        (
+            "engine={kind: sglang, sglang: {flags: {quantization: fp8}}}",
+            "engine.sglang.flags.quantization: it would sample from another dist",
+        ),
+        ("engine={kind: sglang, sglang: {flags: {speculative-algorithm: NGRAM}}}", "engine.sglang.flags.speculative-algorithm: on a CPU SGLang acc"),
+        ("engine={kind: sglang, sglang: {tensor_parallel: 2}}", "engine.sglang.tensor_parallel: needs engine.device cuda; leave it at 1 on a CPU"),
+        ("engine={kind: sglang, sglang: {memory_fraction: 0.8}}", "engine.sglang.memory_fraction: on a CPU engine.slots says how large"),
+        ("engine={kind: sglang, sglang: {attention_backend: '--x'}}", "engine.sglang.attention_backend: string should match pattern"),
         ("tasks.0.weight=1e308", "tasks.0.weight: input should be less than or equal to"),
         ("tasks.\u00b2.weight=1", "--set tasks.\u00b2: there is no such entry"),
         ("run.name=2024-13-45", "the value is no valid YAML (ValueError in a number, a date or a tagged value: month must be in 1..12)"),
@@ -82,6 +95,15 @@ def test_what_cannot_be_is_refused_with_the_fields_path_and_a_remedy(override: s
     with pytest.raises(ConfigError) as refused:
         quickstart(override)
     assert message in str(refused.value)
+
+
+def test_an_engine_of_sglang_is_taken_with_what_it_is_given() -> None:
+    config = quickstart(
+        "engine={kind: sglang, device: 'cuda:0', max_length: 256, sglang: {python: /venv/bin/python, tensor_parallel: 2, flags: {page-size: 16}}}"
+    )
+    assert parse(config.to_yaml()) == config
+    with pytest.raises(ConfigError, match=r"run\.deterministic: needs engine\.kind embedded"):
+        quickstart("engine.kind=sglang", "run.deterministic=true", "train.alpha=0")
 
 
 def test_a_deterministic_run_does_not_speculate() -> None:

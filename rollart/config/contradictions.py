@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from rollart.config.engine import LogprobSettings
+from rollart.config.engine import LogprobSettings, SglangSection
 from rollart.control.affinity import STAGES, Stage, wrong_fallbacks
+from rollart.engines.sglang.flags import wrong_flags
 from rollart.rewards.registry import why_unknown
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ def contradictions(config: Config) -> Iterator[str]:
     yield from _times(config)
     yield from _determinism(config)
     yield from _speculation(config)
+    yield from _sglang(config)
 
 
 def _tasks(config: Config) -> Iterator[str]:
@@ -129,3 +131,19 @@ def _determinism(config: Config) -> Iterator[str]:
         yield "run.deterministic: needs engine.dtype and training.model.dtype float32"
     if config.engine.speculation.draft != "none":
         yield "run.deterministic: allows no engine.speculation.draft, since what is drafted decides what a pass computes"
+    if config.engine.kind != "embedded":
+        yield f"run.deterministic: needs engine.kind embedded, since {config.engine.kind} draws random numbers in no fixed order"
+
+
+def _sglang(config: Config) -> Iterator[str]:
+    engine, sglang = config.engine, config.engine.sglang
+    if engine.kind != "sglang":
+        if sglang != SglangSection():
+            yield f"engine.sglang: is of engine.kind sglang, not of {engine.kind}; change that, or leave it out"
+        return
+    yield from (f"engine.sglang.flags.{name}: {wrong}" for name, wrong in wrong_flags(sglang.flags, engine.device))
+    if engine.device.startswith("cpu"):
+        if sglang.tensor_parallel > 1:
+            yield "engine.sglang.tensor_parallel: needs engine.device cuda; leave it at 1 on a CPU"
+        if sglang.memory_fraction is not None:
+            yield "engine.sglang.memory_fraction: on a CPU engine.slots says how large the KV cache is; leave it out"

@@ -7,8 +7,35 @@ from typing import Literal
 from pydantic import Field
 
 from rollart.config.section import Section
+from rollart.engines.sglang.flags import Flag
 from rollart.engines.speculative.settings import DraftKind
 from rollart.training.settings import DEVICE
+
+
+class SglangSection(Section):
+    """The SGLang server that each generation worker starts; of engine.kind sglang alone."""
+
+    python: str | None = Field(
+        None,
+        min_length=1,
+        description="interpreter, on the generation workers, of the environment with SGLang (0.5.21 or newer); default: the worker's own",
+    )
+    tensor_parallel: int = Field(1, ge=1, description="devices that share the model, from the one in engine.device on")
+    memory_fraction: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="share of the device's memory for weights and KV cache; default: SGLang's choice",
+    )
+    attention_backend: str | None = Field(
+        None, pattern=r"^[a-z0-9_]+$", description="SGLang's name of it; default: torch_native on a CPU, else SGLang's choice"
+    )
+    flags: dict[str, Flag] = Field(
+        default_factory=dict,
+        description="more flags of SGLang's server, by long name without dashes (true: a flag without a value); what the system sets itself, and "
+        "what would not sample from the policy's own distribution, is refused",
+    )
+    start_timeout: float = Field(600.0, gt=0, description="seconds that a server may take until it is healthy")
 
 
 class SpeculationSection(Section):
@@ -29,7 +56,9 @@ class SpeculationSection(Section):
 class EngineSettings(Section):
     """The generation engine that each generation worker owns."""
 
-    kind: Literal["embedded"] = Field("embedded", description="embedded: torch in a process of the worker's, for small models")
+    kind: Literal["embedded", "sglang"] = Field(
+        "embedded", description="embedded: torch in a process of the worker's, for small models; sglang: a server that the worker starts"
+    )
     slots: int = Field(128, ge=1, description="sequences in the KV cache: those that decode, and those whose prefix waits for its next turn")
     max_length: int = Field(512, ge=32, description="tokens a request may reach, prompt included")
     chunk: int = Field(1024, ge=1, description="prompt tokens of one pass, over all requests")
@@ -37,6 +66,7 @@ class EngineSettings(Section):
     device: str = Field("cpu", pattern=DEVICE, description="torch device")
     kv: Literal["recomputed", "kept"] = Field("recomputed", description="what happens to the KV cache of responses in flight at a weight swap")
     speculation: SpeculationSection = Field(default_factory=lambda: SpeculationSection())
+    sglang: SglangSection = Field(default_factory=lambda: SglangSection())
 
 
 class LogprobSettings(Section):

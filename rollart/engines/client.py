@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import aiohttp
 
 from rollart.engines.errors import EngineRefused, EngineUnreachable
+from rollart.engines.settings import Swap
 from rollart.types import GenerateRequest, GenerateResult
 
-__all__ = ["EngineClient"]
+__all__ = ["EngineClient", "EngineLoad", "message_of"]
 
 CONTROL_SECONDS = 30.0
 """How long a control call may take; loading weights and generating have times of their own."""
 
+ABORT_SECONDS = 1.0
+"""Between two aborts of what holds up an update of weights."""
+
+GENERATED = "sglang:generation_tokens_total"
+"""The counter in an engine's metrics; one sample a rank."""
+
 EVENT_BYTES = 2**20
 """What is read ahead of a stream; a line may have twice as many."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """Requests at an engine: those that decode or are about to, and those that wait for room."""
+
+    running: int
+    waiting: int
 
 
 class EngineClient:
@@ -59,7 +76,7 @@ class EngineClient:
             timeout = aiohttp.ClientTimeout(total=self._generate_seconds, sock_connect=CONTROL_SECONDS)
             async with self._session.post(url + "/generate", json=request.to_wire(stream=True), timeout=timeout) as response:
                 if response.status != 200:
-                    raise EngineRefused(url, response.status, _message(await response.text()))
+                    raise EngineRefused(url, response.status, message_of(await response.text()))
                 async for event in _events(url, response.content):
                     last = _result(url, event)
                     if event["meta_info"]["finish_reason"] is None:
@@ -70,7 +87,7 @@ class EngineClient:
         return last
 
     async def abort(self, url: str, rid: str) -> None:
-        """Ends every request whose rid begins with `rid`; its `generate` call returns what there is. ValueError for an empty one."""
+        """Ends the request called `rid`; its `generate` call returns what there is. ValueError for an empty one."""
         if not rid:
             raise ValueError("rid is empty, and an engine ignores that; use abort_all to end everything")
         await self._call("POST", url, "/abort_request", {"rid": rid}, CONTROL_SECONDS)
@@ -88,13 +105,45 @@ class EngineClient:
         body = await self._json("GET", url, "/model_info", None, CONTROL_SECONDS)
         return str(body["weight_version"])
 
-    async def loads(self, url: str) -> dict[str, Any]:
-        """What the engine has to do now and has done so far (`/v1/loads`)."""
-        return await self._json("GET", url, "/v1/loads", None, CONTROL_SECONDS)
+    async def load(self, url: str) -> EngineLoad:
+        """What the engine has to do now."""
+        ranks = (await self._json("GET", url, "/v1/loads", None, CONTROL_SECONDS))["loads"]
+        return EngineLoad(sum(int(r["num_running_reqs"]) for r in ranks), sum(int(r["num_waiting_reqs"]) for r in ranks))
 
-    async def update_weights(self, url: str, path: str, version: str) -> None:
-        """Has the engine load the folder `path` (as the engine sees it) and serve it as `version`; it decodes meanwhile."""
-        body = {"model_path": path, "weight_version": version}
+    async def generated_tokens(self, url: str) -> int:
+        """Tokens sampled since the engine started, as its metrics count them (SGLang's, with `--enable-metrics`: of responses that have ended)."""
+        text = str(await self._call("GET", url, "/metrics", None, CONTROL_SECONDS))
+        samples = (line.rsplit(" ", 1) for line in text.splitlines() if line.startswith(GENERATED))
+        return sum(int(float(value)) for _, value in samples)
+
+    async def update_weights(self, url: str, path: str, version: str, swap: Swap = "between_steps") -> None:
+        """Has the engine load the folder `path` (as the engine sees it) and serve it as `version`; `swap`: what becomes of responses in flight."""
+        body: dict[str, Any] = {"model_path": path, "weight_version": version, "load_format": "safetensors"}
+        if swap == "in_place":
+            # The cache has old prefixes under their own versions' keys, and could not be emptied while requests are halted over it.
+            await self._call("POST", url, "/pause_generation", {"mode": "in_place"}, CONTROL_SECONDS)
+            try:
+                await self._update(url, {**body, "flush_cache": False})
+            finally:
+                await self._call("POST", url, "/continue_generation", {}, CONTROL_SECONDS)
+        elif swap == "aborting":
+            await self._update_aborting(url, {**body, "abort_all_requests": True})
+        else:
+            await self._update(url, body)
+
+    async def _update_aborting(self, url: str, body: dict[str, Any]) -> None:
+        """SGLang aborts first and then waits for what still runs. A request that was on its way inside it meanwhile was not aborted, and others
+        would wait for it to its end: so all are aborted again every `ABORT_SECONDS` until it has loaded."""
+        update = asyncio.create_task(self._update(url, body))
+        try:
+            while not (await asyncio.wait({update}, timeout=ABORT_SECONDS))[0]:
+                await self.abort_all(url)
+        finally:
+            if not update.done():
+                update.cancel()
+        await update
+
+    async def _update(self, url: str, body: dict[str, Any]) -> None:
         answer = await self._json("POST", url, "/update_weights_from_disk", body, self._update_seconds)
         if not answer.get("success"):
             raise EngineRefused(url, 200, str(answer.get("message")))
@@ -110,7 +159,7 @@ class EngineClient:
         with self._reached(url, path, seconds):
             async with self._session.request(method, url + path, json=body, timeout=timeout) as response:
                 if response.status != 200:
-                    raise EngineRefused(url, response.status, _message(await response.text()))
+                    raise EngineRefused(url, response.status, message_of(await response.text()))
                 if response.content_type != "application/json":
                     return await response.text()
                 return await response.json()
@@ -154,8 +203,8 @@ def _result(url: str, body: Any) -> GenerateResult:
         raise EngineRefused(url, 200, f"its reply to /generate cannot be used: {error}") from error
 
 
-def _message(text: str) -> str:
-    """The engine's own words in an error reply, whichever of SGLang's two forms it has."""
+def message_of(text: str) -> str:
+    """The engine's own words in an error reply, whichever of SGLang's three forms it has."""
     try:
         body = json.loads(text)
     except ValueError:
@@ -164,6 +213,8 @@ def _message(text: str) -> str:
         inner = body.get("error")
         if isinstance(inner, dict):
             return str(inner.get("message"))
+        if isinstance(inner, str):
+            return inner
         if "message" in body:
             return str(body["message"])
     return text.strip()

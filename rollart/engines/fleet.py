@@ -80,10 +80,9 @@ class EngineFleet:
         if not self.table.entries:
             return None
         try:
-            loads = await asyncio.gather(*(self._http.loads(e.url) for e in self.table.entries))
+            return sum(await asyncio.gather(*(self._http.generated_tokens(e.url) for e in self.table.entries)))
         except EngineError:
             return None
-        return sum(int(load["generated_tokens"]) for load in loads)
 
     async def close(self) -> None:
         await self._http.close()

@@ -17,7 +17,7 @@ from rollart.engines.client import EngineClient
 from rollart.engines.errors import EngineDied, EngineRefused, EngineUnreachable
 from rollart.engines.process import EngineProcess
 from rollart.engines.router import EngineEntry
-from rollart.engines.settings import EngineSettings
+from rollart.engines.settings import EngineLaunch, EngineSettings
 from rollart.fence import admit
 from storage.version import Version
 
@@ -45,7 +45,7 @@ class EngineHost(WorkerPlugin):
 
     def __init__(
         self,
-        settings: EngineSettings,
+        settings: EngineLaunch,
         weights_url: str,
         storage_options: Mapping[str, Any] | None = None,
         hardware_classes: Sequence[str] = ("generate",),
@@ -128,17 +128,16 @@ class EngineHost(WorkerPlugin):
             try:
                 if await self._client.model_version(process.url) != str(version):
                     folder = await asyncio.to_thread(self._cache.fetch, version, peers)
-                    await self._client.update_weights(process.url, str(folder), str(version))
+                    await self._client.update_weights(process.url, str(folder), str(version), self.settings.swap)
                 served = await self._client.model_version(process.url)
-                loads = await self._client.loads(process.url)
+                load = await self._client.load(process.url)
             except EngineUnreachable as error:
                 if process.alive:
                     raise  # not `from error`: an exception that is its own cause has Dask look for the first cause for ever
                 raise process.died() from error
             if served != str(version):
                 raise EngineRefused(process.url, 200, f"it was given version {version} and says that it serves {served}")
-            load = int(loads["running"]) + int(loads["waiting"])
-            return EngineEntry(process.url, str(self.hardware_class), version, load)
+            return EngineEntry(process.url, str(self.hardware_class), version, load.running + load.waiting)
 
     def _running(self) -> EngineProcess:
         if self._process is None:
@@ -149,7 +148,8 @@ class EngineHost(WorkerPlugin):
 
     async def _start(self) -> None:
         folder = await asyncio.to_thread(self._model_folder)
-        self._process = await EngineProcess.start(self.settings.arguments(folder, self._address), self.settings.threads, self.settings.start_seconds)
+        settings = self.settings
+        self._process = await EngineProcess.start(settings.command(folder, self._address), settings.environment, settings.start_seconds)
 
     async def _restart(self) -> None:
         self.restarts += 1

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections import deque
+from collections.abc import Mapping
 
 from rollart.engines.errors import EngineDied
 
@@ -29,15 +30,15 @@ class EngineProcess:
         self._reader = reader
 
     @classmethod
-    async def start(cls, arguments: list[str], threads: int, seconds: float) -> EngineProcess:
-        """Starts `python -m rollart.engines.embedded` and returns once it is healthy; EngineDied if it is not within `seconds`.
+    async def start(cls, command: list[str], environment: Mapping[str, str], seconds: float) -> EngineProcess:
+        """Starts `python COMMAND` with these variables beside this process's, and returns once it is healthy: it prints one line of JSON with its
+        `url`, and ends when its stdin closes. EngineDied if it is not within `seconds`.
 
         Call it on a thread that lives as long as the engine should: on Linux the engine is killed with that very thread.
         """
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "rollart.engines.embedded", *arguments,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"},
+            sys.executable, *command,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env={**os.environ, **environment},
         )  # fmt: skip
         tail: deque[str] = deque(maxlen=20)
         engine = cls(process, tail, asyncio.create_task(_follow(process, tail)))

@@ -1,16 +1,47 @@
-"""How an engine process is started; values only."""
+"""How an engine process is started, and how it takes new weights; values only."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from rollart.engines.response import STREAM_INTERVAL
 from rollart.engines.speculative.settings import SpeculationSettings
 from rollart.types import KVMode
 
-__all__ = ["EngineSettings"]
+__all__ = ["EngineLaunch", "EngineSettings", "Swap"]
+
+Swap = Literal["between_steps", "aborting", "in_place"]
+"""What becomes of the responses in flight when weights change. between_steps: the engine itself swaps between two decode steps and goes on
+with them. aborting: they are sent back with what there is of them, and whoever waits for one asks for the rest. in_place: the engine halts,
+and goes on with their KV as it is."""
+
+
+class EngineLaunch(Protocol):
+    """What a host has to know of its engine, whichever kind that is."""
+
+    @property
+    def model_url(self) -> str: ...
+
+    @property
+    def storage_options(self) -> Mapping[str, Any]: ...
+
+    @property
+    def start_seconds(self) -> float: ...
+
+    @property
+    def swap(self) -> Swap: ...
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables that the process needs beside this one's."""
+        ...
+
+    def command(self, folder: Path, host: str) -> list[str]:
+        """What follows `python` to start it, with the model in the local `folder`, so that it listens at `host`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +69,17 @@ class EngineSettings:
     port: int = 0
     start_seconds: float = 180.0
 
-    def arguments(self, folder: Path, host: str) -> list[str]:
-        """The arguments of `python -m rollart.engines.embedded`, with the model in the local `folder`."""
+    @property
+    def swap(self) -> Swap:
+        """It recomputes or keeps the KV as `kv` says, by itself."""
+        return "between_steps"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"OMP_NUM_THREADS": str(self.threads), "TOKENIZERS_PARALLELISM": "false"}
+
+    def command(self, folder: Path, host: str) -> list[str]:
+        """What follows `python`, with the model in the local `folder`."""
         values = {
             "model": folder, "host": self.host or host, "port": self.port, "slots": self.slots, "max-length": self.max_length,
             "chunk": self.chunk, "threads": self.threads, "dtype": self.dtype, "device": self.device, "kv": self.kv,
@@ -47,4 +87,4 @@ class EngineSettings:
         }  # fmt: skip
         options = [text for name, value in values.items() for text in (f"--{name}", str(value))]
         options += self.speculation.arguments()
-        return [*options, "--deterministic"] if self.deterministic else options
+        return ["-m", "rollart.engines.embedded", *options, *(["--deterministic"] if self.deterministic else [])]

@@ -1,7 +1,7 @@
 """Tiny models, the engine processes that serve them, and transformers' own word on what they should have said.
 
-With ROLLART_ENGINE_URL and ROLLART_ENGINE_MODEL (the folder it serves as version 0-0) the contract suite runs against a server
-that is already there, such as a real SGLang one.
+With ROLLART_ENGINE=sglang the contract suite runs against a real SGLang server in place of the embedded engine (`make sglang`); with
+ROLLART_ENGINE_URL and ROLLART_ENGINE_MODEL (the folder it serves as version 0-0) as well, against one that is already there.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,13 @@ from transformers import (
     Qwen3Config,
 )
 
+from rollart.engines.sglang.settings import SglangSettings
+from tests.sglang import PYTHON
+
 torch.set_num_threads(1)
+
+KIND = os.environ.get("ROLLART_ENGINE", "embedded")
+"""Which engine the contract suite is about: embedded or sglang."""
 
 VOCABULARY = 96
 _SHAPE: dict[str, Any] = {
@@ -89,11 +95,20 @@ def tiny() -> Tiny:
     return Tiny()
 
 
+def running_engine(*arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    """An embedded engine's process; it ends with the block."""
+    return running("-m", "rollart.engines.embedded", *arguments)
+
+
+PATIENCE_S = {"embedded": 90.0, "sglang": 300.0}
+"""How long an engine may take to come up."""
+
+
 @contextmanager
-def running_engine(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """An engine process that has said where it listens; it ends with the block."""
-    command = [sys.executable, "-m", "rollart.engines.embedded", *arguments]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def running(*command: str, environment: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+    """`python COMMAND`, an engine that says on stdout where it listens and ends when its stdin closes; it ends with the block."""
+    variables = {**os.environ, **(environment or {})}
+    process = subprocess.Popen([sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables, text=True)
     assert process.stdin is not None
     try:
         yield process
@@ -108,7 +123,7 @@ def running_engine(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 def url_of(process: subprocess.Popen[str]) -> str:
     """The URL that the engine prints once it is healthy."""
     assert process.stdout is not None
-    ready, _, _ = select.select([process.stdout], [], [], 90)
+    ready, _, _ = select.select([process.stdout], [], [], PATIENCE_S[KIND])
     assert ready, "the engine did not come up"
     return str(json.loads(process.stdout.readline())["url"])
 
@@ -118,6 +133,18 @@ def start_engine() -> Iterator[Callable[..., str]]:
     """Starts engines that live until the end of the session, and returns their URLs."""
     with ExitStack() as stack:
         yield lambda *arguments: url_of(stack.enter_context(running_engine(*arguments)))
+
+
+@pytest.fixture(scope="session")
+def start_sglang() -> Iterator[Callable[[SglangSettings], str]]:
+    """Starts SGLang servers as a generation worker does, that live until the end of the session, and returns their URLs."""
+    with ExitStack() as stack:
+
+        def start(settings: SglangSettings) -> str:
+            command = settings.command(Path(settings.model_url), "127.0.0.1")
+            return url_of(stack.enter_context(running(*command, environment=settings.environment)))
+
+        yield start
 
 
 @dataclass(frozen=True)
@@ -130,7 +157,7 @@ class Served:
 
 
 @pytest.fixture(scope="session")
-def session_served(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory, start_engine: Callable[..., str]) -> Served:
+def session_served(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Served:
     other = tmp_path_factory.mktemp("other")
     if "ROLLART_ENGINE_URL" in os.environ:
         folder = Path(os.environ["ROLLART_ENGINE_MODEL"])
@@ -138,7 +165,12 @@ def session_served(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory, start_e
     else:
         folder = tmp_path_factory.mktemp("model")
         tiny.model().save_pretrained(folder)
-        url = start_engine("--model", str(folder), "--weight-version", "0-0", "--slots", "48", "--chunk", "256")
+        if KIND == "sglang":
+            settings = SglangSettings(str(folder), python=str(PYTHON), slots=48, max_length=2048, chunk=256, stream_interval=1)
+            url = request.getfixturevalue("start_sglang")(settings)
+        else:
+            arguments = ("--model", str(folder), "--weight-version", "0-0", "--slots", "48", "--chunk", "256")
+            url = request.getfixturevalue("start_engine")(*arguments)
     first = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     second = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     torch.manual_seed(1)
@@ -164,6 +196,11 @@ class Wire:
         async with self.session.get(self.url + path) as response:
             text = await response.text()
             return response.status, json.loads(text) if text.startswith(("{", "[")) else text
+
+    async def update(self, folder: Path, version: str, **more: Any) -> tuple[int, Any]:
+        """Has the engine load `folder` and serve it as `version`."""
+        body = {"model_path": str(folder), "weight_version": version, "load_format": "safetensors", **more}
+        return await self.post("/update_weights_from_disk", body)
 
     async def generate(self, ids: Sequence[int], tokens: int = 8, **more: Any) -> dict[str, Any]:
         """A reply with log-probabilities; what is no key of the body goes into the sampling parameters. End of sequence ignored."""
@@ -195,7 +232,7 @@ async def served(session_served: Served) -> AsyncIterator[Served]:
         wire = Wire(session, session_served.url)
         _, info = await wire.get("/model_info")
         if info["weight_version"] != "0-0":
-            await wire.post("/update_weights_from_disk", {"model_path": str(session_served.folders[0]), "weight_version": "0-0"})
+            await wire.update(session_served.folders[0], "0-0")
         await wire.post("/flush_cache", {})
         yield session_served
 

@@ -22,7 +22,7 @@ async def client():
 async def until_running(client: EngineClient, url: str) -> None:
     """Returns once the engine has a request in a slot."""
     for _ in range(1000):
-        if (await client.loads(url))["running"]:
+        if (await client.load(url)).running:
             return
         await asyncio.sleep(0.002)
     pytest.fail("the request never ran")
@@ -45,7 +45,7 @@ async def test_an_aborted_call_returns_what_there_is(client, served, tiny):
     request = GenerateRequest("victim", tuple(tiny.prompt(20)), 1900, stop_token_ids=())
     running = asyncio.create_task(client.generate(served.url, request))
     await until_running(client, served.url)
-    await client.abort(served.url, "vic")
+    await client.abort(served.url, "victim")
     result = await running
     # An end token may come first by chance of the seed; then the response is whole.
     assert result.finish_reason in ("abort", "stop")

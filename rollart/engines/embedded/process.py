@@ -9,9 +9,10 @@ import socket
 import sys
 import threading
 
-__all__ = ["PortInUse", "bind", "follow_parent", "ignore_interrupt"]
+__all__ = ["PortInUse", "bind", "die_with_parent", "follow_parent", "ignore_interrupt"]
 
 _PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None  # loaded here, since between fork and exec nothing should be
 
 
 class PortInUse(OSError):
@@ -31,10 +32,15 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """On Linux this process gets that signal when the thread that started it is gone; elsewhere nothing happens."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
 def follow_parent() -> None:
     """Ends this process at once when its standard input closes, and on Linux also when the thread that started it is gone."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent()
 
     def watch() -> None:
         while os.read(0, 4096):

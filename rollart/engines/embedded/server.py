@@ -61,7 +61,7 @@ class EngineServer:
         app.router.add_post("/continue_generation", self._continue)
         for path, handler in (
             ("/health", self._health), ("/health_generate", self._health_generate), ("/model_info", self._model_info),
-            ("/server_info", self._server_info), ("/v1/loads", self._loads), ("/flush_cache", self._flush),
+            ("/server_info", self._server_info), ("/v1/loads", self._loads), ("/flush_cache", self._flush), ("/metrics", self._metrics),
         ):  # fmt: skip
             app.router.add_get(path, handler)
             app.router.add_post(path, handler)
@@ -126,7 +126,7 @@ class EngineServer:
     async def _abort(self, http: web.Request) -> web.Response:
         body = await _read(http, wire.AbortBody)
         if body.abort_all or body.rid:
-            await self._call(lambda: self._scheduler.abort(lambda r: body.abort_all or r.rid.startswith(body.rid)))
+            await self._call(lambda: self._scheduler.abort(lambda r: body.abort_all or r.rid == body.rid))
         return web.Response()
 
     async def _update(self, http: web.Request) -> web.Response:
@@ -190,6 +190,10 @@ class EngineServer:
             "running": s.running, "waiting": s.waiting, "generated_tokens": t.generated, "prefilled_tokens": t.prefilled,
             "cached_tokens": t.cached, "steps": t.steps, "busy_seconds": t.seconds, **(s.speculator.loads if s.speculator else {}),
         })  # fmt: skip
+
+    async def _metrics(self, http: web.Request) -> web.Response:
+        """The counters that callers of either engine ask for, under SGLang's names."""
+        return web.Response(text=f"sglang:generation_tokens_total {self._scheduler.tally.generated}\n")
 
 
 def _wake(waiters: list[_Waiter]) -> None:

@@ -1,0 +1,93 @@
+"""How an SGLang server is started for a generation worker; values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from rollart.engines.response import STREAM_INTERVAL
+from rollart.engines.settings import Swap
+from rollart.engines.sglang.flags import Flag, flag_arguments
+from rollart.types import KVMode
+
+__all__ = ["SglangSettings"]
+
+MARGIN = 8
+"""SGLang refuses a prompt of its context length less 6, and ends responses 2 tokens before it: with so many more it takes all that is
+within `max_length`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SglangSettings:
+    """An SGLang server of the model in `model_url`, as `EngineSettings` has it for the embedded engine.
+
+    `python` is the interpreter of the environment with SGLang, which need not be this one; None takes this one. `slots` requests run at a
+    time. On a CPU the KV cache has room for just these; elsewhere `memory_fraction` of the device's memory holds weights and cache, None leaves
+    that to SGLang. `tensor_parallel` devices share the model, from the one in `device` on. `attention_backend` None: torch_native on a CPU, else
+    SGLang's choice. `flags`: more of its flags, which `wrong_flags` has nothing against.
+    """
+
+    model_url: str
+    storage_options: Mapping[str, Any] = field(default_factory=dict)
+    python: str | None = None
+    slots: int = 128
+    max_length: int = 512
+    chunk: int = 1024
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: str = "cpu"
+    kv: KVMode = "recomputed"
+    tensor_parallel: int = 1
+    memory_fraction: float | None = None
+    attention_backend: str | None = None
+    flags: Mapping[str, Flag] = field(default_factory=dict)
+    stream_interval: int = STREAM_INTERVAL
+    start_seconds: float = 600.0
+
+    @property
+    def swap(self) -> Swap:
+        """Aborted, a response goes on as a new request under the new version's extra key, its KV recomputed."""
+        return "aborting" if self.kv == "recomputed" else "in_place"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """One torch thread: SGLang's processes on a CPU slow each other down by two orders of magnitude with more. `/health` answers without
+        generating, since it is asked every second; `/health_generate` generates. Connections stay open for longer than the client keeps them, or
+        it would ask on one that is just being closed. Of the length that is beyond the model's nothing is used."""
+        found = {
+            "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "PYTHONSAFEPATH": "1",
+            "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "true",
+            "SGLANG_TIMEOUT_KEEP_ALIVE": "300",
+        }  # fmt: skip
+        return {**found, "SGLANG_USE_CPU_ENGINE": "1"} if self._on_cpu else found
+
+    def command(self, folder: Path, host: str) -> list[str]:
+        """What follows `python`: the module that starts SGLang and dies with its owner, and SGLang's own arguments after `--`."""
+        ours = ["-m", "rollart.engines.sglang", "--host", host]
+        if self.python is not None:
+            ours += ["--python", self.python]
+        return [*ours, "--", *flag_arguments(self._own_flags(folder)), *flag_arguments(self.flags)]
+
+    def _own_flags(self, folder: Path) -> dict[str, Flag]:
+        kind, _, index = self.device.partition(":")
+        flags: dict[str, Flag] = {
+            "model-path": str(folder), "load-format": "dummy", "weight-version": "none", "skip-tokenizer-init": True, "dtype": self.dtype,
+            "device": kind, "context-length": self.max_length + MARGIN, "max-running-requests": self.slots, "chunked-prefill-size": self.chunk,
+            "tp-size": self.tensor_parallel, "stream-interval": self.stream_interval, "enable-metrics": True, "grammar-backend": "none",
+            "log-level": "warning",
+        }  # fmt: skip
+        if index and not self._on_cpu:
+            flags["base-gpu-id"] = int(index)
+        backend = self.attention_backend or ("torch_native" if self._on_cpu else None)
+        if backend is not None:
+            flags["attention-backend"] = backend
+        if self._on_cpu:
+            flags |= {"disable-overlap-schedule": True, "max-total-tokens": self.slots * (self.max_length + MARGIN)}
+        elif self.memory_fraction is not None:
+            flags["mem-fraction-static"] = self.memory_fraction
+        return flags
+
+    @property
+    def _on_cpu(self) -> bool:
+        return self.device.partition(":")[0] == "cpu"

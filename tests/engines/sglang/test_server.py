@@ -1,0 +1,100 @@
+"""A generation worker with a real SGLang server on a real Dask cluster: serves what the store holds, swaps, and takes all processes along."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from distributed import Client, LocalCluster
+
+from rollart.engines.client import EngineClient
+from rollart.engines.host import PLUGIN, EngineHost, serve_task
+from rollart.engines.response import STREAM_INTERVAL, Response
+from rollart.engines.router import EngineEntry
+from rollart.engines.sglang.settings import SglangSettings
+from rollart.types import GenerateRequest, SamplingTransform
+from storage.version import Version
+from storage.weights import WeightStore
+from tests.sglang import PYTHON, needs_sglang
+
+pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(600), needs_sglang]
+
+LONGEST = 128
+GREEDY = SamplingTransform(temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def cluster(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """A worker with a server, and a store with versions 0-0 to 0-2 of a tiny model whose folder has no weights."""
+    folder, url = tmp_path_factory.mktemp("model"), str(tmp_path_factory.mktemp("weights"))
+    for step in range(3):
+        model = tiny.model(seed=step)
+        WeightStore(url).publish(model.state_dict(), version=Version(0, step)).result()
+        model.config.architectures = [type(model).__name__]
+        model.config.save_pretrained(folder)
+    settings = SglangSettings(str(folder), python=str(PYTHON), slots=4, max_length=LONGEST)
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=4, processes=True, resources={"generate": 1}, dashboard_address=None) as running,
+        Client(running) as client,
+    ):
+        client.register_plugin(EngineHost(settings, url))
+        yield client
+
+
+def _serve(client: Client, step: int) -> EngineEntry:
+    (entry,) = client.run(serve_task, Version(0, step)).values()
+    return entry
+
+
+@pytest.mark.parametrize("step", [0, 1])
+async def test_serves_the_version_of_the_store_to_the_last_token_that_the_configuration_allows(tiny: Any, cluster: Client, step: int) -> None:
+    entry = _serve(cluster, step)
+    assert (entry.version, entry.hardware_class) == (Version(0, step), "generate")
+    prompt = tiny.prompt(LONGEST - 6)
+    async with EngineClient() as client:
+        result = await client.generate(entry.url, GenerateRequest("a", tuple(prompt), 6, GREEDY))
+        last = await client.generate(entry.url, GenerateRequest("b", tuple(tiny.prompt(LONGEST - 1)), 1, GREEDY))
+    assert list(result.ids) == tiny.greedy(tiny.model(seed=step), prompt, 6)
+    assert set(result.versions) == {Version(0, step)} and len(last.ids) == 1
+
+
+async def test_a_swap_in_the_middle_of_responses_sends_back_what_there_is_and_the_rest_is_of_the_new_version(tiny: Any, cluster: Client) -> None:
+    url = _serve(cluster, 1).url
+    heard = asyncio.Event()
+    prompts = [tuple(tiny.prompt(5, seed=n)) for n in range(6)]  # two more than there are slots
+    parts = [Response(GenerateRequest(f"r{n}", prompt, LONGEST - 5, GREEDY, extra_key="0-1")) for n, prompt in enumerate(prompts)]
+    async with EngineClient() as client:
+        asked = [asyncio.create_task(client.generate(url, part.left, lambda so_far: heard.set())) for part in parts]
+        await heard.wait()
+        assert (await asyncio.to_thread(_serve, cluster, 2)).version == Version(0, 2)
+        models = [tiny.model(seed=1), tiny.model(seed=2)]
+        for part, prompt, answer in zip(parts, prompts, asked, strict=True):
+            result = await answer
+            assert (result.finish_reason, part.lost(result)) == ("abort", bool(result.ids))
+            assert set(result.versions) <= {Version(0, 1)}
+            whole = part.ended(await client.generate(url, part.left))
+            n = len(result.ids)
+            assert list(whole.ids[:n]) == tiny.greedy(models[0], prompt, n) if n else True
+            assert list(whole.ids[n:]) == tiny.greedy(models[1], [*prompt, *result.ids], len(whole.ids) - n)
+            assert set(whole.versions[n:]) == {Version(0, 2)}
+    assert any(answer.result().ids for answer in asked) and len(asked[0].result().ids) >= STREAM_INTERVAL
+
+
+def test_all_of_its_processes_die_with_a_killed_worker(cluster: Client) -> None:
+    _serve(cluster, 0)
+    (worker,) = cluster.run(os.getpid).values()
+    (launcher,) = cluster.run(lambda dask_worker: dask_worker.plugins[PLUGIN].pid).values()
+    server = psutil.Process(int(launcher)).children(recursive=True)
+    assert len(server) >= 3  # itself, its scheduler and its detokenizer
+    files = {name for p in server for name in re.findall(r"/dev/shm/sgl\S+", Path(f"/proc/{p.pid}/maps").read_text())}
+    os.kill(worker, signal.SIGKILL)
+    gone, alive = psutil.wait_procs([psutil.Process(int(launcher)), *server], timeout=30)
+    assert gone and not alive
+    assert files and not any(Path(name).exists() for name in files)
