@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rollart.engines.embedded.sampling import RowTransforms, sample, transformed_logprobs, uniforms
+from rollart.engines.embedded.sampling import RowTransforms, draw, sample, transformed_logprobs, uniforms
 
 
 def rows(n, temperature=1.0, top_p=1.0, top_k=-1, min_p=0.0):
@@ -91,3 +91,9 @@ def test_the_ends_of_the_unit_interval_draw_tokens_that_have_probability():
     assert sample(many, rows(500), np.full(500, np.nextafter(1.0, 0.0)))[0].max() == 4
     for u, token in ((0.0, 1), (np.nextafter(1.0, 0.0), 2)):
         assert sample(logits, rows(1), np.array([u]))[0].item() == token
+
+
+def test_rows_drawn_in_pieces_are_those_drawn_one_by_one():
+    logprobs = torch.randn(50, 40_000, generator=torch.Generator().manual_seed(4)).log_softmax(-1)
+    uniform = torch.from_numpy(np.linspace(0, 0.999, 50))
+    assert draw(logprobs, uniform).tolist() == [draw(logprobs[i : i + 1], uniform[i : i + 1]).item() for i in range(50)]
