@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from rollart.config import RESUMABLE, Config, ConfigError, RunSettings, changed_fields, parse
-from rollart.journal import LEDGER, Journal
+from rollart.journal import LEDGER, Journal, LedgerDamaged
 from rollart.lease import refuse_if_held
 from storage.objects.store import ObjectStore
 
@@ -124,10 +124,14 @@ def newest(root: str, storage_options: dict[str, Any] | None = None) -> str | No
 
 
 def about(root: str, name: str, storage_options: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What a list of runs says of one: name, flow, when it was created (unix seconds), and how far it is (`steps` that count, `state`)."""
+    """What a list of runs says of one: name, flow, when it was created (unix seconds), and how far it is: `steps` that count, None where its
+    ledger is damaged, and `state`."""
     store = ObjectStore(f"{root.rstrip('/')}/{name}", storage_options)
     entry = _about(store, ABOUT)
-    steps = Journal(store).steps()
+    try:
+        steps = Journal(store).steps()
+    except LedgerDamaged as error:  # said of this run, in a list that has others
+        return {"name": name, **entry, "steps": None, "state": f"damaged: {error}"}
     ended = "reported" if store.exists("report.html") else "not ended"
     return {"name": name, **entry, "steps": steps, "state": f"{steps} steps, {ended}"}
 

@@ -149,3 +149,11 @@ def test_a_run_whose_own_files_are_spoilt_is_named(root: str) -> None:
     folder.store.write("config.yaml", b"\xff\xfe")
     with pytest.raises(RunDamaged, match=r"spoilt/config.yaml is no UTF-8 text"):
         folder.config()
+
+
+def test_a_run_whose_ledger_is_damaged_is_listed_as_such(root: str) -> None:
+    folder = RunFolder.create(configured(root, "run.name=r"), "train")
+    folder.store.write("ledger/00000000.json", b"nothing of a run's")
+    assert run.names(root) == ["r"]
+    found = run.about(root, "r")
+    assert found["steps"] is None and found["state"].startswith("damaged: ") and "ledger/00000000.json" in found["state"]

@@ -7,7 +7,9 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollart.rollout.records import RecordMissing, decode
+import pyarrow as pa
+
+from rollart.rollout.records import RecordMissing, RecordsDamaged, decode
 from rollart.types import Receipt, Trajectory
 from storage.objects.store import ObjectStore
 
@@ -33,7 +35,7 @@ class StoredTrajectories:
         return [self.read(r) for r in receipts]
 
     def read(self, receipt: Receipt) -> Trajectory:
-        """One trajectory; RecordMissing if its row holds another execution or none."""
+        """One trajectory; RecordMissing if its row holds another execution or none, RecordsDamaged if its file is no whole one."""
         rows = self._file(receipt.file)
         if receipt.row >= len(rows) or rows[receipt.row].nonce != receipt.nonce:
             raise RecordMissing(f"row {receipt.row} of {receipt.file} is not the execution that the receipt of {receipt.attempt} names")
@@ -43,7 +45,11 @@ class StoredTrajectories:
         with self._lock:  # held while reading too: the threads that wait are those that want the same file
             rows = self._files.pop(name, None)
             if rows is None:
-                rows = decode(self._store.read(name))
+                data = self._store.read(name)
+                try:
+                    rows = decode(data)
+                except (pa.ArrowException, OSError) as error:
+                    raise RecordsDamaged(f"{self._store.url}/{name} is no whole Parquet file ({error}); what it held is lost") from error
             self._files[name] = rows
             while len(self._files) > self._keep:
                 self._files.popitem(last=False)

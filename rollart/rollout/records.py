@@ -99,7 +99,7 @@ def encode(trajectories: Sequence[Trajectory]) -> bytes:
 
 
 def decode(data: bytes) -> list[Trajectory]:
-    """The trajectories of a Parquet file; SegmentError if one of them breaks an invariant."""
+    """The trajectories of a Parquet file; SegmentError if one of them breaks an invariant, pyarrow's own error if it is no such file."""
     return [from_row(row) for row in pq.read_table(io.BytesIO(data)).to_pylist()]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
@@ -12,9 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollart.control.cut import Settlement
-from rollart.rollout.records import COMPACTED, FATE_SCHEMA, FATES, FLUSHED, SCHEMA, attempt_columns, read_table
+from rollart.rollout.records import COMPACTED, FATE_SCHEMA, FATES, FLUSHED, SCHEMA, RecordsDamaged, attempt_columns, read_table
 from rollart.types import Batch, Member
 from storage.objects.store import ObjectStore
+
+_FATE_NAME = re.compile(r"(?P<kind>train|evaluate)-[0-9]+-(?P<step>[0-9]+)\.parquet")
 
 ROWS_A_FILE = 20_000
 """Trajectories in a compacted file: some tens of megabytes, which readers can still hold."""
@@ -60,11 +63,13 @@ def write_fates(store: ObjectStore, kind: FateKind, lineage: int, step: int, row
 
 def abandon_after(store: ObjectStore, step: int) -> int:
     """Marks what training steps from version `step` on and later evaluations used as dropped because of the lineage: a resumed
-    run goes on from version `step`. Returns how many rows were marked."""
+    run goes on from version `step`. Returns how many rows were marked. RecordsDamaged if a file isn't a run's."""
     marked = 0
     for path in store.list(FATES):
-        kind, _, at = path.rpartition("/")[2].removesuffix(".parquet").split("-")
-        if int(at) >= step + (kind == "evaluate"):
+        named = _FATE_NAME.fullmatch(path.rpartition("/")[2])
+        if named is None:
+            raise RecordsDamaged(f"{store.url}/{path} is not named as a run names its files; remove it from there")
+        if int(named["step"]) >= step + (named["kind"] == "evaluate"):
             table = read_table(store, path)
             rows = [{**row, "fate": "lineage"} for row in table.to_pylist()]
             marked += sum(row["fate"] != "lineage" for row in table.to_pylist())

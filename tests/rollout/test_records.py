@@ -51,6 +51,21 @@ async def test_receipts_read_back_their_execution_in_their_order_and_no_other(tm
         reader([other])
 
 
+async def test_a_file_that_is_cut_short_is_named_where_a_receipt_points_to_it(tmp_path: Path) -> None:
+    (member,) = await kept(ObjectStore(str(tmp_path)), [play(1)])
+    file = tmp_path / member.receipt.file
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(RecordsDamaged, match=rf"{member.receipt.file} is no whole Parquet file"):
+        StoredTrajectories(str(tmp_path)).read(member.receipt)
+
+
+def test_a_file_of_somebody_elses_among_the_fates_is_named(tmp_path: Path) -> None:
+    store = ObjectStore(str(tmp_path))
+    store.write("trajectories/fates/notes.txt", b"mine")
+    with pytest.raises(RecordsDamaged, match=r"trajectories/fates/notes.txt is not named as a run names its files; remove it"):
+        abandon_after(store, 0)
+
+
 async def test_writes_that_come_together_share_a_file(tmp_path: Path) -> None:
     import asyncio
 
