@@ -11,6 +11,10 @@ __all__ = ["STREAM_INTERVAL", "Response"]
 STREAM_INTERVAL = 32
 """Tokens between two increments of a streamed response, which are all that the loss of its engine costs."""
 
+LONGEST = 32_768
+"""Tokens that a streamed response may have: each increment holds all of them so far on one line, some fifty bytes a token, and a line that
+is longer than the client reads would fail the request."""
+
 
 class Response:
     """What `whole` is answered with. `heard` takes what a running engine has sampled so far of `left`; `lost` keeps that when the engine is gone or
@@ -23,7 +27,7 @@ class Response:
 
     @property
     def left(self) -> GenerateRequest:
-        """The request for what is missing. One of less than two increments is not worth a stream: its loss costs no more than asking again."""
+        """The request for what is missing."""
         if self._kept is None:
             return self._whole
         ids = self._kept.ids
@@ -31,7 +35,8 @@ class Response:
 
     @property
     def worth_streaming(self) -> bool:
-        return self.left.max_new_tokens > 2 * STREAM_INTERVAL
+        """Whether what is missing is to be streamed. Of less than two increments the loss costs no more than asking again."""
+        return 2 * STREAM_INTERVAL < self.left.max_new_tokens <= LONGEST
 
     def heard(self, so_far: GenerateResult) -> None:
         """The engine that answers `left` has sampled this so far."""
