@@ -20,7 +20,7 @@ from rollart.control.seeds import derive
 from rollart.dashboard.metrics import MetricsWriter
 from rollart.dashboard.progress import Mode, Progress
 from rollart.dashboard.status import RunStatus
-from rollart.engines.fleet import EngineFleet
+from rollart.engines.fleet import RECOVERY_S, EngineFleet
 from rollart.engines.host import EngineHost
 from rollart.engines.settings import EngineLaunch, EngineSettings
 from rollart.engines.sglang.settings import SglangSettings
@@ -53,6 +53,9 @@ from storage.errors import Damaged
 
 POLICY = "policy"
 """The part of a run's folder that holds the policy's config and tokenizer."""
+
+BEYOND_S = 60.0
+"""How long turns wait for an engine after the control side has stopped trying to bring one back, which ends the run."""
 
 
 class ForClass(WorkerPlugin):
@@ -108,7 +111,7 @@ async def open_session(config: Config, folder: RunFolder, tenure: Tenure, *, res
             plugins.append(("logprobs", logprob_plugin(config, folder)))
             logprobs = LogprobStage(client, _resource(config, "logprobs"), namespace, reference, config.run.step_timeout)
         await asyncio.gather(*(register(stage, plugin) for stage, plugin in plugins))
-        engines = EngineFleet(client, _resources(config, "generate"), _resources(config, "environment"), tenure.number)
+        engines = EngineFleet(client, _resources(config, "generate"), _resources(config, "environment"), tenure.number, recovery_s(config))
         window = SubmissionWindow(await client.run_on_scheduler(cluster_slots))
         metrics = MetricsWriter(folder.url, folder.storage_options, resume_step=kept if resume else None, ours=tenure.holds)
         stack.enter_context(metrics)
@@ -281,6 +284,11 @@ def _engine_launch(config: Config, folder: RunFolder) -> EngineLaunch:
     )  # fmt: skip
 
 
+def recovery_s(config: Config) -> float:
+    """Seconds that a lost engine may take to serve again: its server may need minutes to load a model."""
+    return RECOVERY_S + (config.engine.sglang.start_timeout if config.engine.kind == "sglang" else 0.0)
+
+
 def rollout_plan(config: Config, folder: RunFolder, lineage: int, coordinator: int, writers: int) -> RolloutPlan:
     """What every environment worker has to know."""
     tasks = {
@@ -297,5 +305,5 @@ def rollout_plan(config: Config, folder: RunFolder, lineage: int, coordinator: i
         SamplingTransform(temperature=config.evaluate.temperature), config.rollout.flush, config.rollout.flush_rows,
         writers, sum(q.quota * q.group_size for q in config.quotas), config.policy.chat,
         begun_topic(config.redundancy, folder.name, lineage), told_topic(folder.name, lineage),
-        routing_plan(config, folder.name, lineage), coordinator,
+        routing_plan(config, folder.name, lineage), coordinator, recovery_s(config) + BEYOND_S,
     )  # fmt: skip

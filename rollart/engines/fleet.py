@@ -24,7 +24,8 @@ WATCH_S = 1.0
 """Between two looks at whether every engine answers and every rollout worker has the table."""
 
 RECOVERY_S = 120.0
-"""How long engines may take to serve again: a worker process starts in seconds, and its engine loads torch after that."""
+"""How long engines may take to serve again, unless they are slow to start: a worker process starts in seconds, and its engine loads torch after
+that."""
 
 
 class EngineFleet:
@@ -32,10 +33,13 @@ class EngineFleet:
 
     Workers are looked up each time, since one that was restarted has another address. An engine is in the table only while it is known
     to serve the version that stands there. Workers heed it as long as they are `coordinator`'s; if not, what is called here is Superseded.
+    What is lost is waited for, `recovery_s` seconds.
     """
 
-    def __init__(self, client: Client, generate: frozenset[str], environment: frozenset[str], coordinator: int = 0) -> None:
-        self._client, self._generate, self._environment = client, generate, environment
+    def __init__(
+        self, client: Client, generate: frozenset[str], environment: frozenset[str], coordinator: int = 0, recovery_s: float = RECOVERY_S
+    ) -> None:
+        self._client, self._generate, self._environment, self._recovery_s = client, generate, environment, recovery_s
         self._http = EngineClient()
         self._version: Version | None = None
         self._hosts: list[str] = []
@@ -47,7 +51,7 @@ class EngineFleet:
     async def serve(self, version: Version) -> None:
         """Has every engine pull `version` and swap to it between two decode steps; returns once all serve it and the workers know.
 
-        An engine or its worker may die meanwhile and is waited for; EngineError if it is not back within `RECOVERY_S`.
+        An engine or its worker may die meanwhile and is waited for; EngineError if it is not back within `recovery_s`.
         """
         async with self._lock:
             self._version = version
@@ -90,7 +94,7 @@ class EngineFleet:
     # ---- inside
 
     async def _bring(self, version: Version) -> None:
-        deadline = time.monotonic() + RECOVERY_S
+        deadline = time.monotonic() + self._recovery_s
         while True:
             hosts, players = await self._look()
             try:

@@ -41,9 +41,6 @@ log = logging.getLogger(__name__)
 
 PLUGIN = "rollout"
 
-ENGINE_WAIT_S = 180.0
-"""How long a turn waits for engines to be announced, at first or after one was lost: longer than the control side tries to bring one back."""
-
 BEGUN_S = 0.05
 """How long what has begun waits for others, to be told of in one message."""
 
@@ -75,7 +72,8 @@ class RolloutPlan:
 
     `writers`: how many workers write trajectories, and `a_step`: how many of these a training step takes. `begun_topic`: where on the scheduler it
     is told which attempts have begun to sample; None if nobody wants to know. `told_topic`: where what
-    the run's user should hear is told. `coordinator`: the one that sets the worker up, and that it heeds.
+    the run's user should hear is told. `coordinator`: the one that sets the worker up, and that it heeds. `engine_wait_s`: how long a turn waits
+    for engines to be announced, at first or after one was lost; longer than the control side tries to bring one back.
     """
 
     run_url: str
@@ -95,6 +93,7 @@ class RolloutPlan:
     told_topic: str = "told"
     routing: RoutingPlan = field(default_factory=RoutingPlan)
     coordinator: int = 0
+    engine_wait_s: float = 180.0
 
 
 @dataclass(slots=True)
@@ -201,7 +200,7 @@ class EnvironmentPlugin(WorkerPlugin):
         """Sends one turn to the engine that the router picks: the task's class, then where the trajectory's KV is, then load.
 
         Where that engine is lost or sends its requests away, the turn goes on elsewhere with what was heard of the response: the same seed draws
-        the same tokens. EngineUnreachable or EpisodeFailed after `ENGINE_LOSSES`, the latter also if no engine is announced within `ENGINE_WAIT_S`.
+        the same tokens. EngineUnreachable or EpisodeFailed after `ENGINE_LOSSES`, the latter also if none is announced within `engine_wait_s`.
         """
         response, revision, losses = Response(request), -1, 0
         while True:
@@ -256,15 +255,15 @@ class EnvironmentPlugin(WorkerPlugin):
         return result
 
     async def _table_after(self, revision: int) -> EngineTable:
-        """The engine table once its revision is over `revision`; EpisodeFailed if none comes within `ENGINE_WAIT_S`."""
+        """The engine table once its revision is over `revision`; EpisodeFailed if none comes within the plan's `engine_wait_s`."""
         shared = self._shared()
         try:
-            async with asyncio.timeout(ENGINE_WAIT_S):
+            async with asyncio.timeout(self.plan.engine_wait_s):
                 while shared.table is None or shared.table.revision <= revision:
                     shared.announced.clear()
                     await shared.announced.wait()
         except TimeoutError:
-            reason = f"no engine was announced to this worker within {ENGINE_WAIT_S:.0f} s; look at the generation workers"
+            reason = f"no engine was announced to this worker within {self.plan.engine_wait_s:.0f} s; look at the generation workers"
             raise EpisodeFailed(reason, "generation") from None
         return shared.table
 
