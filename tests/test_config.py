@@ -111,6 +111,11 @@ def test_a_deterministic_run_does_not_speculate() -> None:
         quickstart("engine.speculation.draft=ngram", "run.deterministic=true", "train.alpha=0")
 
 
+def test_what_is_asked_of_the_embedded_engine_alone_is_not_passed_over_by_another() -> None:
+    with pytest.raises(ConfigError, match=r"engine\.speculation\.draft: is of engine\.kind embedded, not of sglang"):
+        quickstart("engine.speculation.draft=ngram", "engine.kind=sglang")
+
+
 def test_how_an_engine_speculates_reaches_its_command_line() -> None:
     config = quickstart("engine.speculation={draft: model, model: /drafts/small, length: 3, adaptive: false, memory: 7}")
     settings = engine_host(config, RunFolder("/runs/a"), 0).settings

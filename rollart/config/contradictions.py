@@ -120,6 +120,8 @@ def _speculation(config: Config) -> Iterator[str]:
         yield "engine.speculation.model: name the folder of the model that drafts"
     if speculation.draft != "model" and speculation.model is not None:
         yield f"engine.speculation.model: is of draft model, not of {speculation.draft}; change that, or leave it out"
+    if speculation.draft != "none" and config.engine.kind != "embedded":
+        yield f"engine.speculation.draft: is of engine.kind embedded, not of {config.engine.kind}; change that, or leave it out"
 
 
 def _determinism(config: Config) -> Iterator[str]:
