@@ -67,7 +67,7 @@ stores: $(INSTALLED) $(SERVERS)
 
 faults: $(INSTALLED)
 	$(BIN)/pytest -m "slow or not slow" tests/faults --ignore=tests/faults/test_lost_ranks.py $(ARGS)
-	$(BIN)/pytest -m slow tests/integration tests/engines tests/training $(ARGS)
+	$(BIN)/pytest -m slow tests/control tests/integration tests/engines tests/training $(ARGS)
 
 chaos: $(INSTALLED)
 	$(BIN)/pytest -m chaos tests/faults --seeds=20 $(ARGS)
