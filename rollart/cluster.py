@@ -33,12 +33,13 @@ WORKER_ENVIRONMENT = {
 """What a local worker process starts with, before its interpreter does; torch sets its own number of threads where it computes."""
 
 LOOKS = {
-    "distributed.worker.profile.interval": "100ms",
+    "distributed.worker.profile.enabled": False,
     "distributed.admin.tick.interval": "200ms",
     "distributed.admin.system-monitor.interval": "2s",
 }
-"""How often each process looks at its own stacks, event loop and load. As often as Dask does it by itself, the five processes of a run
-would keep a sixth of a core busy with that alone."""
+"""How often each process looks at its own event loop and load. As often as Dask does it by itself, the five processes of a run would keep a
+sixth of a core busy with that alone. At its stacks none looks: in Python 3.11 a garbage collection inside `sys._current_frames` while another
+thread starts one locks the process up for good (python/cpython#106883)."""
 
 
 class CappedNanny(Nanny):
@@ -51,6 +52,10 @@ class CappedNanny(Nanny):
 
 LOOK_S = 1.0
 """Between two looks at whether workers that have not answered are still there."""
+
+
+UNREACHABLE = (OSError, ValueError, TypeError, RuntimeError, ImportError)
+"""What Dask raises for an address of a kind that it isn't set up for (tls without certificates, ucx), beside what it raises where nothing answers."""
 
 
 class MissingResource(ConfigError):
@@ -164,7 +169,7 @@ async def connect(address: str) -> Client:
     """A client of a running scheduler; ClusterUnreachable if none answers there."""
     try:
         return await Client(address, asynchronous=True, timeout=10)
-    except (OSError, ValueError) as error:
+    except UNREACHABLE as error:
         raise _no_scheduler(address, error) from error
 
 
@@ -238,7 +243,7 @@ def look(config: Config) -> tuple[list[ClusterWorker], list[str]]:
         return planned_workers(config), []
     try:
         client = Client(config.run.scheduler, timeout=3)
-    except (OSError, ValueError) as error:
+    except UNREACHABLE as error:
         raise _no_scheduler(config.run.scheduler, error) from error
     with client:
         identity = client.scheduler_info(n_workers=-1)

@@ -129,7 +129,9 @@ async def test_workers_of_the_local_cluster_look_at_themselves_as_rarely_as_it_s
     one = configured("run.dashboard_port=0", *(f"stages.{stage}=trainer" for stage in stages))
     async with local_cluster(one, str(tmp_path)) as running, Client(running, asynchronous=True) as client:
         said = await client.run(lambda names: {name: dask.config.get(name) for name in names}, list(LOOKS))
+        profiling = await client.run(lambda dask_worker: sorted(c for c in dask_worker.periodic_callbacks if "profile" in c))
     assert list(said.values()) == [LOOKS]
+    assert list(profiling.values()) == [[]]
 
 
 # ---- addresses and ports
@@ -157,6 +159,12 @@ def test_any_free_port_will_do(port: int) -> None:
 async def test_an_address_that_no_scheduler_can_have_is_named() -> None:
     with pytest.raises(ClusterUnreachable, match=r"run.scheduler: no Dask scheduler answers at carrier-pigeon://roof:1 .*correct the address"):
         await cluster.connect("carrier-pigeon://roof:1")
+
+
+@pytest.mark.parametrize("address", ["tls://127.0.0.1:1", "ucx://127.0.0.1:1"])
+async def test_an_address_of_a_kind_that_dask_is_not_set_up_for_is_named(address: str) -> None:
+    with pytest.raises(ClusterUnreachable, match=f"run.scheduler: no Dask scheduler answers at {address} "):
+        await cluster.connect(address)
 
 
 async def where(dask_worker: Worker) -> str:
