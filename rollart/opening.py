@@ -70,6 +70,8 @@ class ForClass(WorkerPlugin):
 
     async def setup(self, worker: Worker) -> None:
         if self.resources & set(worker.state.total_resources):
+            if (profile := worker.periodic_callbacks.pop("profile", None)) is not None:
+                profile.stop()  # as in `cluster.LOOKS`: on somebody else's cluster too, it may lock the process up
             plugin = await asyncio.to_thread(cloudpickle.loads, self._packed)
             worker.plugins[self.name] = plugin  # it is what tasks look for, and what is torn down
             result: Any = plugin.setup(worker)
@@ -85,7 +87,7 @@ async def open_session(config: Config, folder: RunFolder, tenure: Tenure, *, res
         client = await _client(stack, config)
         workers = await check_cluster(client, config)
         namespace = f"{folder.name}-{id(client):x}"
-        await client.run_on_scheduler(claim, folder.url, tenure.number)
+        await client.run_on_scheduler(claim, folder.url, tenure.number, client.id)
         trainer = _trainer(client, config, workers, namespace, tenure.number)
         if not folder.store.exists(f"{POLICY}/config.json"):
             await trainer.run("prepare-policy", prepare_policy_task, config, folder.child(POLICY), folder.storage_options)

@@ -14,7 +14,7 @@ from distributed import Client, Scheduler, Worker
 from rollart.engines.fleet import EngineFleet
 from rollart.engines.host import EngineHost, EngineSettings
 from rollart.engines.router import EngineTable
-from rollart.fence import Superseded, admit, claim, is_newest
+from rollart.fence import SchedulerInUse, Superseded, admit, claim, is_newest
 from rollart.training.handle import Trainer
 from rollart.training.settings import LearnerSettings
 from rollart.training.worker import LearnerPlugin
@@ -42,15 +42,25 @@ def test_who_is_not_the_hearers_own_is_refused_by_both_numbers() -> None:
 
 
 async def test_an_earlier_coordinator_of_a_run_sets_no_workers_up_on_the_scheduler_of_a_later_one(client: Client) -> None:
-    await client.run_on_scheduler(claim, "runs/a", 3)
-    await client.run_on_scheduler(claim, "runs/a", 3)
-    await client.run_on_scheduler(claim, "runs/b", 1)  # another run's numbers say nothing
+    await client.run_on_scheduler(claim, "runs/b", 7, "a client that has gone")  # another run's numbers say nothing
+    await client.run_on_scheduler(claim, "runs/a", 3, client.id)
+    await client.run_on_scheduler(claim, "runs/a", 3, client.id)
     assert await client.run_on_scheduler(partial(is_newest, "runs/a", 3))
-    await client.run_on_scheduler(claim, "runs/a", 8)
+    await client.run_on_scheduler(claim, "runs/a", 8, client.id)
     with pytest.raises(Superseded, match="coordinator 3 of this run is superseded by coordinator 8"):
-        await client.run_on_scheduler(claim, "runs/a", 3)
+        await client.run_on_scheduler(claim, "runs/a", 3, client.id)
     assert not await client.run_on_scheduler(partial(is_newest, "runs/a", 3))
     assert await client.run_on_scheduler(partial(is_newest, "runs/a", 8))
+
+
+async def test_a_run_sets_no_workers_up_on_a_scheduler_on_which_another_is_open(client: Client) -> None:
+    async with Client(client.scheduler.address, asynchronous=True) as other:
+        await client.run_on_scheduler(claim, "runs/a", 0, other.id)
+        with pytest.raises(SchedulerInUse, match="runs/a is open on this scheduler, and a run sets up all of its workers; wait"):
+            await client.run_on_scheduler(claim, "runs/b", 0, client.id)
+        await client.run_on_scheduler(claim, "runs/a", 1, client.id)  # its own next coordinator may take it over
+    await client.run_on_scheduler(claim, "runs/a", 2, "a client that has gone")
+    await client.run_on_scheduler(claim, "runs/b", 0, client.id)
 
 
 async def test_a_training_worker_does_what_its_own_coordinator_asks_and_nobody_else(client: Client, tmp_path: Path) -> None:
