@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
@@ -20,9 +19,6 @@ __all__ = ["EngineClient", "EngineLoad", "message_of"]
 
 CONTROL_SECONDS = 30.0
 """How long a control call may take; loading weights and generating have times of their own."""
-
-ABORT_SECONDS = 1.0
-"""Between two aborts of what holds up an update of weights."""
 
 GENERATED = "sglang:generation_tokens_total"
 """The counter in an engine's metrics; one sample a rank."""
@@ -119,29 +115,17 @@ class EngineClient:
     async def update_weights(self, url: str, path: str, version: str, swap: Swap = "between_steps") -> None:
         """Has the engine load the folder `path` (as the engine sees it) and serve it as `version`; `swap`: what becomes of responses in flight."""
         body: dict[str, Any] = {"model_path": path, "weight_version": version, "load_format": "safetensors"}
-        if swap == "in_place":
-            # The cache has old prefixes under their own versions' keys, and could not be emptied while requests are halted over it.
-            await self._call("POST", url, "/pause_generation", {"mode": "in_place"}, CONTROL_SECONDS)
-            try:
-                await self._update(url, {**body, "flush_cache": False})
-            finally:
-                await self._call("POST", url, "/continue_generation", {}, CONTROL_SECONDS)
-        elif swap == "aborting":
-            await self._update_aborting(url, {**body, "abort_all_requests": True})
-        else:
+        if swap == "between_steps":
             await self._update(url, body)
-
-    async def _update_aborting(self, url: str, body: dict[str, Any]) -> None:
-        """SGLang aborts first and then waits for what still runs. A request that was on its way inside it meanwhile was not aborted, and others
-        would wait for it to its end: so all are aborted again every `ABORT_SECONDS` until it has loaded."""
-        update = asyncio.create_task(self._update(url, body))
+            return
+        # Aborting what is in flight instead would not do: SGLang answers aborted requests before it has let go of them, and an update that
+        # comes so soon changes the weights and then fails, since the cache can't be emptied. In place it can't be either, and need not be:
+        # old prefixes stay under their own versions' keys.
+        await self._call("POST", url, "/pause_generation", {"mode": "in_place" if swap == "in_place" else "retract"}, CONTROL_SECONDS)
         try:
-            while not (await asyncio.wait({update}, timeout=ABORT_SECONDS))[0]:
-                await self.abort_all(url)
+            await self._update(url, {**body, "flush_cache": swap != "in_place"})
         finally:
-            if not update.done():
-                update.cancel()
-        await update
+            await self._call("POST", url, "/continue_generation", {}, CONTROL_SECONDS)
 
     async def _update(self, url: str, body: dict[str, Any]) -> None:
         answer = await self._json("POST", url, "/update_weights_from_disk", body, self._update_seconds)

@@ -24,14 +24,18 @@ class Response:
         self._whole = whole
         self._kept: GenerateResult | None = None
         self._heard: GenerateResult | None = None
+        self._losses = 0
 
     @property
     def left(self) -> GenerateRequest:
-        """The request for what is missing."""
-        if self._kept is None:
+        """The request for what is missing, each time under another name: two seconds after a stream has ended, however it did, SGLang aborts
+        what then runs under the same."""
+        if not self._losses:
             return self._whole
-        ids = self._kept.ids
-        return dataclasses.replace(self._whole, input_ids=(*self._whole.input_ids, *ids), max_new_tokens=self._whole.max_new_tokens - len(ids))
+        whole, ids = self._whole, () if self._kept is None else self._kept.ids
+        return dataclasses.replace(
+            whole, rid=f"{whole.rid}/{self._losses}", input_ids=(*whole.input_ids, *ids), max_new_tokens=whole.max_new_tokens - len(ids)
+        )
 
     @property
     def worth_streaming(self) -> bool:
@@ -44,6 +48,7 @@ class Response:
 
     def lost(self, what: GenerateResult | None = None) -> bool:
         """The engine's answer ends with what was heard of it, or with `what`; whether that was anything."""
+        self._losses += 1
         part, self._heard = what or self._heard, None
         if part is None or not part.ids:
             return False
@@ -66,8 +71,8 @@ class Response:
     def _with(self, part: GenerateResult) -> GenerateResult:
         kept = self._kept
         if kept is None:
-            return part
+            return dataclasses.replace(part, rid=self._whole.rid)
         return dataclasses.replace(
-            part, ids=kept.ids + part.ids, logprobs=kept.logprobs + part.logprobs, versions=kept.versions + part.versions,
+            part, rid=kept.rid, ids=kept.ids + part.ids, logprobs=kept.logprobs + part.logprobs, versions=kept.versions + part.versions,
             prompt_tokens=kept.prompt_tokens, cached_tokens=kept.cached_tokens, service=None,
         )  # fmt: skip

@@ -13,10 +13,10 @@ from rollart.types import KVMode
 
 __all__ = ["EngineLaunch", "EngineSettings", "Swap"]
 
-Swap = Literal["between_steps", "aborting", "in_place"]
+Swap = Literal["between_steps", "retracting", "in_place"]
 """What becomes of the responses in flight when weights change. between_steps: the engine itself swaps between two decode steps and goes on
-with them. aborting: they are sent back with what there is of them, and whoever waits for one asks for the rest. in_place: the engine halts,
-and goes on with their KV as it is."""
+with them. retracting: the engine halts and queues them again, with what there is of them, and goes on under the new weights with all of their KV
+computed anew. in_place: it halts, and goes on with their KV as it is."""
 
 
 class EngineLaunch(Protocol):

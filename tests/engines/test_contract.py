@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from rollart.engines.client import EngineClient, EngineLoad, message_of
-from rollart.engines.response import Response
+from rollart.engines.errors import EngineRefused
 from rollart.types import GenerateRequest, SamplingTransform
 from storage.version import Version
 from tests.engines.conftest import KIND
@@ -22,7 +21,7 @@ def embedded_alone(reason: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(KIND != "embedded", reason=reason)
 
 
-SWAPS = ("between_steps", "aborting", "in_place") if KIND == "embedded" else ("aborting", "in_place")
+SWAPS = ("between_steps", "retracting", "in_place") if KIND == "embedded" else ("retracting", "in_place")
 
 
 @pytest.mark.parametrize("length", [1, 7, 60, 300])
@@ -157,22 +156,15 @@ async def test_a_swap_within_a_response_is_stamped_and_counts_from_its_token_on(
 @pytest.mark.parametrize("swap", SWAPS)
 async def test_a_response_that_a_swap_meets_goes_on_to_its_end_and_each_token_is_of_the_version_that_it_names(served, tiny, logprobs, swap):
     prompt = tiny.prompt(30)
-    response = Response(GenerateRequest("long", tuple(prompt), 400, SamplingTransform(temperature=1.0), seed=1, extra_key="0-0"))
+    request = GenerateRequest(f"long-{swap}", tuple(prompt), 400, SamplingTransform(temperature=1.0), seed=1, extra_key="0-0")
     begun = asyncio.Event()
     async with EngineClient() as client:
-        running = asyncio.create_task(client.generate(served.url, response.left, lambda _: begun.set()))
+        running = asyncio.create_task(client.generate(served.url, request, lambda _: begun.set()))
         await begun.wait()
         await client.update_weights(served.url, str(served.folders[1]), "0-1", swap)
         assert await client.model_version(served.url) == "0-1"
         result = await running
-        assert (result.finish_reason == "abort") is (swap == "aborting")
-        if swap == "aborting":
-            assert response.lost(result)
-            left = dataclasses.replace(response.left, extra_key="0-1")
-            assert left.input_ids == (*prompt, *result.ids)
-            result = response.ended(await client.generate(served.url, left))
-    if result.finish_reason == "length":
-        assert len(result.ids) == 400
+    assert result.finish_reason == "stop" or (result.finish_reason, len(result.ids)) == ("length", 400)
     swapped = result.versions.index(Version(0, 1))
     assert set(result.versions[:swapped]) == {Version(0, 0)} and set(result.versions[swapped:]) == {Version(0, 1)}
     old, new = (tiny.logprobs(m, prompt, result.ids) for m in served.models)
@@ -183,6 +175,15 @@ async def test_a_response_that_a_swap_meets_goes_on_to_its_end_and_each_token_is
     else:
         assert apart < 1e-4
     assert np.abs(np.array(old) - new)[swapped:].max() > 0.1
+
+
+async def test_a_failed_update_leaves_an_engine_that_goes_on(served, wire, tiny, tmp_path):
+    async with EngineClient() as client:
+        for swap in SWAPS:
+            with pytest.raises(EngineRefused):
+                await client.update_weights(served.url, str(tmp_path), "0-9", swap)
+    reply = await wire.generate(tiny.prompt(20), 8)
+    assert (reply["output_ids"], reply["meta_info"]["weight_version"]) == (tiny.greedy(served.models[0], tiny.prompt(20), 8), "0-0")
 
 
 async def test_no_prefix_outlives_the_weights_that_computed_it(served, wire, tiny):
@@ -204,10 +205,10 @@ async def test_a_folder_without_weights_is_refused_and_changes_nothing(served, w
     assert reply["output_ids"] == tiny.greedy(served.models[0], prompt, 8)
 
 
-@pytest.mark.parametrize("body", [{"rid": "job-1"}, {"rid": "", "abort_all": True}])
+@pytest.mark.parametrize("body", [{"rid": "named"}, {"rid": "", "abort_all": True}])
 async def test_an_abort_by_name_or_of_all_returns_what_there_is(served, wire, tiny, logprobs, first_of, body):
     prompt = tiny.prompt(30)
-    _, rest = await first_of(wire.stream(prompt, 1900, rid="job-1", sampling={"temperature": 0}), 5)
+    _, rest = await first_of(wire.stream(prompt, 1900, rid=body["rid"] or "any", sampling={"temperature": 0}), 5)
     assert (await wire.post("/abort_request", body))[0] == 200
     reply = await rest
     n = len(reply["output_ids"])

@@ -30,15 +30,16 @@ def test_what_was_heard_is_kept_and_the_rest_of_the_budget_goes_on() -> None:
     response.heard(part([4]))
     response.heard(part([4, 5], cached=1))
     assert response.lost() and response.whole is None
-    assert response.left == dataclasses.replace(REQUEST, input_ids=(7, 8, 4, 5), max_new_tokens=3)
+    assert response.left == dataclasses.replace(REQUEST, rid="r/1", input_ids=(7, 8, 4, 5), max_new_tokens=3)
     whole = response.ended(part([6, 1], version=2, finish="stop", prompt=4))
+    assert whole.rid == "r"
     assert (whole.ids, whole.logprobs, [v.step for v in whole.versions]) == ((4, 5, 6, 1), (-4.0, -5.0, -6.0, -1.0), [0, 0, 2, 2])
     assert (whole.finish_reason, whole.prompt_tokens, whole.cached_tokens) == ("stop", 2, 1)
 
 
 def test_what_an_abort_returns_is_kept_too_and_nothing_heard_is_nothing_kept() -> None:
     response = Response(REQUEST)
-    assert not response.lost() and not response.lost(part([])) and response.left == REQUEST
+    assert not response.lost() and not response.lost(part([])) and response.left == dataclasses.replace(REQUEST, rid="r/2")
     assert response.lost(part([4, 5, 6])) and response.lost(part([9], version=1, prompt=5))
     assert response.left.input_ids == (7, 8, 4, 5, 6, 9) and response.left.max_new_tokens == 1
     response.heard(part([4]))

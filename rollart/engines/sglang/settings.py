@@ -47,8 +47,8 @@ class SglangSettings:
 
     @property
     def swap(self) -> Swap:
-        """Aborted, a response goes on as a new request under the new version's extra key, its KV recomputed."""
-        return "aborting" if self.kv == "recomputed" else "in_place"
+        """As `kv` says."""
+        return "retracting" if self.kv == "recomputed" else "in_place"
 
     @property
     def environment(self) -> dict[str, str]:

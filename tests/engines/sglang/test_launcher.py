@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -34,13 +35,15 @@ def interpreter(tmp_path: Path) -> Callable[[str], str]:
 
 
 @pytest.fixture
-def launch(interpreter: Callable[[str], str]) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def launch(interpreter: Callable[[str], str], tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts the launcher; whatever is left of it ends with the test."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, version: str = "0.5.23") -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "rollart.engines.sglang", "--python", interpreter(version), "--", *arguments]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        (tmp_path / "temporary").mkdir()
+        process = subprocess.Popen(command, **pipes, env={**os.environ, "TMPDIR": str(tmp_path / "temporary")}, text=True)
         started.append(process)
         return process
 
@@ -62,7 +65,7 @@ def all_gone(processes: list[psutil.Process]) -> bool:
 
 
 @pytest.mark.parametrize("how", ["stdin", "SIGTERM"])
-def test_all_processes_end_when_the_owner_wants_it_or_is_gone(launch: Any, how: str) -> None:
+def test_all_processes_end_when_the_owner_wants_it_or_is_gone(launch: Any, how: str, tmp_path: Path) -> None:
     process = launch()
     said, server = healthy(process)
     assert said["url"].startswith("http://127.0.0.1:") and said["pid"] == server[0].pid and len(server) == 2
@@ -72,6 +75,7 @@ def test_all_processes_end_when_the_owner_wants_it_or_is_gone(launch: Any, how: 
         process.terminate()
     assert process.wait(10) == 0
     assert all_gone(server)
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a death signal of the parent is Linux's own")

@@ -16,10 +16,10 @@ from distributed import Client, LocalCluster
 
 from rollart.engines.client import EngineClient
 from rollart.engines.host import PLUGIN, EngineHost, serve_task
-from rollart.engines.response import STREAM_INTERVAL, Response
+from rollart.engines.response import STREAM_INTERVAL
 from rollart.engines.router import EngineEntry
 from rollart.engines.sglang.settings import SglangSettings
-from rollart.types import GenerateRequest, SamplingTransform
+from rollart.types import GenerateRequest, GenerateResult, SamplingTransform
 from storage.version import Version
 from storage.weights import WeightStore
 from tests.sglang import PYTHON, needs_sglang
@@ -65,26 +65,29 @@ async def test_serves_the_version_of_the_store_to_the_last_token_that_the_config
     assert set(result.versions) == {Version(0, step)} and len(last.ids) == 1
 
 
-async def test_a_swap_in_the_middle_of_responses_sends_back_what_there_is_and_the_rest_is_of_the_new_version(tiny: Any, cluster: Client) -> None:
+async def test_responses_that_a_swap_meets_go_on_under_the_new_version_whether_they_had_a_slot_or_waited(tiny: Any, cluster: Client) -> None:
     url = _serve(cluster, 1).url
     heard = asyncio.Event()
+
+    def hear(so_far: GenerateResult) -> None:
+        if len(so_far.ids) >= STREAM_INTERVAL:
+            heard.set()
+
     prompts = [tuple(tiny.prompt(5, seed=n)) for n in range(6)]  # two more than there are slots
-    parts = [Response(GenerateRequest(f"r{n}", prompt, LONGEST - 5, GREEDY, extra_key="0-1")) for n, prompt in enumerate(prompts)]
     async with EngineClient() as client:
-        asked = [asyncio.create_task(client.generate(url, part.left, lambda so_far: heard.set())) for part in parts]
+        requests = [GenerateRequest(f"r{n}", prompt, LONGEST - 5, GREEDY, extra_key="0-1") for n, prompt in enumerate(prompts)]
+        asked = [asyncio.create_task(client.generate(url, request, hear)) for request in requests]
         await heard.wait()
         assert (await asyncio.to_thread(_serve, cluster, 2)).version == Version(0, 2)
-        models = [tiny.model(seed=1), tiny.model(seed=2)]
-        for part, prompt, answer in zip(parts, prompts, asked, strict=True):
-            result = await answer
-            assert (result.finish_reason, part.lost(result)) == ("abort", bool(result.ids))
-            assert set(result.versions) <= {Version(0, 1)}
-            whole = part.ended(await client.generate(url, part.left))
-            n = len(result.ids)
-            assert list(whole.ids[:n]) == tiny.greedy(models[0], prompt, n) if n else True
-            assert list(whole.ids[n:]) == tiny.greedy(models[1], [*prompt, *result.ids], len(whole.ids) - n)
-            assert set(whole.versions[n:]) == {Version(0, 2)}
-    assert any(answer.result().ids for answer in asked) and len(asked[0].result().ids) >= STREAM_INTERVAL
+        results = [await answer for answer in asked]
+    swaps = []
+    for prompt, result in zip(prompts, results, strict=True):
+        swap = result.versions.index(Version(0, 2))
+        assert set(result.versions[:swap]) <= {Version(0, 1)} and set(result.versions[swap:]) == {Version(0, 2)}
+        assert list(result.ids[:swap]) == tiny.greedy(tiny.model(seed=1), prompt, swap or 1)[:swap]
+        assert list(result.ids[swap:]) == tiny.greedy(tiny.model(seed=2), [*prompt, *result.ids[:swap]], len(result.ids) - swap)
+        swaps.append(swap)
+    assert max(swaps) >= STREAM_INTERVAL and min(swaps) == 0
 
 
 def test_all_of_its_processes_die_with_a_killed_worker(cluster: Client) -> None:

@@ -41,7 +41,7 @@ def test_a_server_on_gpus_has_their_memory() -> None:
     assert "SGLANG_USE_CPU_ENGINE" not in settings.environment
 
 
-@pytest.mark.parametrize(("kv", "swap"), [("recomputed", "aborting"), ("kept", "in_place")])
+@pytest.mark.parametrize(("kv", "swap"), [("recomputed", "retracting"), ("kept", "in_place")])
 def test_what_becomes_of_the_kv_says_how_weights_are_swapped(kv: str, swap: str) -> None:
     assert SglangSettings("x", kv=kv).swap == swap  # type: ignore[arg-type]
 
