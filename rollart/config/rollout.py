@@ -30,7 +30,10 @@ class RolloutSettings(Section):
     rest: float = Field(0.5, ge=0, description="seconds before a member is tried again after its first failure, twice as long after each further one")
     most_rest: float = Field(60.0, ge=0, description="seconds that it rests at most")
     lease: float = Field(
-        300.0, gt=0, description="seconds that an attempt may take, from when it goes to the cluster, after which it counts as failed"
+        300.0,
+        gt=0,
+        description="seconds after which an attempt that went to the cluster counts as failed if no worker is at it, or one is still at the "
+        "same call or request as then",
     )
     silence: float = Field(60.0, gt=0, description="seconds in which nothing ends after which it is told where everything in flight is")
     worker_wait: float = Field(

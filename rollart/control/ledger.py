@@ -181,10 +181,19 @@ class Ledger:
             self._filter(group)
         return True
 
+    def overdue(self, now: float) -> list[Attempt]:
+        """The attempts whose lease has ended."""
+        return [t.attempt for _, m in self._members() for t in m.tries if t.deadline <= now]
+
+    def extend(self, attempts: Iterable[Attempt], now: float) -> None:
+        """Gives these attempts another lease: somebody is at them."""
+        for attempt in attempts:
+            if (out := self._out(attempt)) is not None:
+                out[1].deadline = now + self.policy.lease_s
+
     def expire(self, now: float) -> list[Attempt]:
         """Fails every attempt whose lease has ended, and has it stopped; returns them."""
-        overdue = [t.attempt for _, m in self._members() for t in m.tries if t.deadline <= now]
-        expired = [attempt for attempt in overdue if self._out(attempt) is not None and self.failed(attempt, "lease", now)]
+        expired = [attempt for attempt in self.overdue(now) if self._out(attempt) is not None and self.failed(attempt, "lease", now)]
         self._stops += expired
         return expired
 

@@ -48,6 +48,12 @@ class Silence:
         return True
 
 
+def at_work(found: Iterable[Whereabouts], within_s: float) -> list[Attempt]:
+    """The attempts that are taken care of: a worker has them, and one that works on one has gone on to what it does within `within_s`
+    seconds; or they have ended, and the news is on its way."""
+    return [each.attempt for each in found if each.kind in ("queued", "ended") or (each.kind == "working" and each.seconds < within_s)]
+
+
 def tell(found: Iterable[Whereabouts]) -> list[str]:
     """What a look has found, one line for each task and place with the most attempts first, `LINES` at most."""
     places: defaultdict[tuple[str, str, str], list[Whereabouts]] = defaultdict(list)

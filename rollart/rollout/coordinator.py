@@ -238,7 +238,9 @@ class Rollout:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
             self.ledger.renew(self.dispatcher.waiting(), now)  # what waits for room is not silent
+            if overdue := self.ledger.overdue(now):
+                self.ledger.extend(await self.dispatcher.at_work(overdue, self.ledger.policy.lease_s), now)
             for attempt in self.ledger.expire(now):
-                log.warning("%s has not ended within rollout.lease: it counts as failed", attempt)
+                self._warn(f"{attempt} has been silent for as long as rollout.lease: it counts as failed")
             self._give_up_on_filters()
             await self._go_on()

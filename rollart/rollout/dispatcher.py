@@ -14,7 +14,7 @@ from typing import Any
 from distributed import Client, Future
 
 from rollart.control.failures import Cause
-from rollart.control.silence import tell
+from rollart.control.silence import at_work, tell
 from rollart.engines.errors import EngineError
 from rollart.rewards.protocol import VerifierFailed
 from rollart.rewards.worker import score_task
@@ -87,6 +87,15 @@ class Dispatcher:
     def waiting_for(self, resource: str) -> list[Attempt]:
         """The attempts in flight that can't end without a worker of `resource`."""
         return [a for a, futures in self._futures.items() if self._lacks(self._places[a], futures, resource)]
+
+    async def at_work(self, attempts: Sequence[Attempt], within_s: float) -> list[Attempt]:
+        """Those of the attempts that are taken care of, see `control.silence.at_work`; all of them if the scheduler does not answer, of which
+        others hear."""
+        keys = self.keys()
+        try:
+            return at_work(await look(self._client, {a: keys[a] for a in attempts if a in keys}), within_s)
+        except TimeoutError:
+            return list(attempts)
 
     async def whereabouts(self) -> str:
         """Where the attempts in flight are, and what is done with them, in words."""

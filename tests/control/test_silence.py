@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollart.control.silence import LINES, Absence, Absences, Placed, Silence, Whereabouts, lost, place, tell
+from rollart.control.silence import LINES, Absence, Absences, Placed, Silence, Whereabouts, at_work, lost, place, tell
 from rollart.types import Attempt, Episode
 
 
@@ -86,3 +86,10 @@ def test_a_resource_that_is_gone_for_too_long_is_hopeless() -> None:
 def test_a_worker_that_was_started_again_within_seconds_is_not_worth_a_word() -> None:
     absences = Absences(grace_s=3.0, limit_s=20.0)
     assert absences.see({"PLAYER": 4}, 100.0) == [] and absences.see({}, 102.0) == []
+
+
+def test_an_attempt_is_taken_care_of_while_a_worker_has_it_and_goes_on() -> None:
+    attempts = [Attempt(Episode("lake", i), 0) for i in range(7)]
+    kinds = [("working", 3.0), ("working", 900.0), ("queued", 0.0), ("ended", 0.0), ("unanswered", 0.0), ("no_worker", 0.0), ("lost", 0.0)]
+    found = [Whereabouts(attempt, kind, "w", "in step", seconds) for attempt, (kind, seconds) in zip(attempts, kinds, strict=True)]  # type: ignore[arg-type]
+    assert at_work(found, within_s=300.0) == [attempts[0], attempts[2], attempts[3]]

@@ -26,6 +26,8 @@ class Cluster:
 
     def __init__(self) -> None:
         self.open: list[Attempt] = []
+        self.working: Callable[[Attempt], bool] = lambda attempt: False
+        self.looks = 0
         self.dispatched: list[Attempt] = []
         self.held: list[Attempt] = []
         self._ends: asyncio.Queue[list[Ended]] = asyncio.Queue()
@@ -56,6 +58,11 @@ class Cluster:
             while not holds():
                 self._news.clear()
                 await self._news.wait()
+
+    async def at_work(self, attempts: Sequence[Attempt], within_s: float) -> list[Attempt]:
+        self.looks += 1
+        self._news.set()
+        return [a for a in attempts if self.working(a)]
 
     async def whereabouts(self) -> str:
         return f"{len(self.open)} trajectories of lake on worker player-0"
@@ -163,6 +170,17 @@ async def test_the_lease_of_what_waits_for_room_begins_when_it_goes_to_the_clust
         cluster.held = []
         cluster.goes_out(held)
         await cluster.until(lambda: all(a.retried() in cluster.dispatched for a in held))
+
+
+async def test_what_a_worker_is_at_is_not_silent_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "TICK_S", 0.001)
+    cluster = Cluster()
+    async with rollout(cluster, lease_s=0.02):
+        first = list(cluster.dispatched)
+        cluster.working = lambda attempt: attempt != first[0]
+        await cluster.until(lambda: cluster.looks >= 5)
+        assert cluster.dispatched == [*first, first[0].retried()], "only the one that nobody is at counts as failed"
+        assert cluster.open == cluster.dispatched[1:]
 
 
 async def test_a_silence_in_which_nobody_waited_for_a_batch_is_no_stall() -> None:
