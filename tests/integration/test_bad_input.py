@@ -17,7 +17,9 @@ def finished(place: Any) -> Any:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    """Everything in the run's folder but what says who runs it: a coordinator takes a run over before it reads anything of it."""
+    files = (p for p in sorted(folder.rglob("*")) if p.is_file())
+    return {str(p.relative_to(folder)): p.read_bytes() for p in files if p.parent.name != "ledger" or b'"kind": "opened"' not in p.read_bytes()}
 
 
 def copy_of(place: Any, name: str) -> Path:

@@ -20,7 +20,7 @@ FP32, BF16 = ModelSettings(), ModelSettings(dtype="bfloat16")
     ("drift", "highest", "model", "named"),
     [
         (None, None, FP32, []), (1e-5, 1e-3, FP32, []), (2e-3, 0.01, FP32, ["agreement.mean"]), (1e-4, 0.2, FP32, ["agreement.highest"]),
-        (0.02, 1.0, BF16, []), (0.05, 2.0, BF16, ["agreement.mean", "agreement.highest"]), (math.nan, math.inf, FP32, ["mean", "highest"]),
+        (0.05, 1.0, BF16, []), (0.1, 2.0, BF16, ["agreement.mean", "agreement.highest"]), (math.nan, math.inf, FP32, ["mean", "highest"]),
     ],
 )  # fmt: skip
 def test_a_difference_over_a_bound_alarms_and_names_the_bound(drift: float, highest: float, model: ModelSettings, named: list[str]) -> None:
