@@ -21,6 +21,7 @@ Generated from the models in `rollart/config/` by `make docs`; change the words 
 
 A configuration is a YAML file with the sections below. `--set a.b=c` overrides one field, `--dry-run` prints the resolved whole.
 Unknown keys, values out of bounds and contradictions are refused with the field's path. Fields marked ↻ may change when a run is resumed.
+The sections {required} must be given; the others have defaults. `flows/configs/quickstart.yaml` is one to begin with.
 """
 
 
@@ -30,7 +31,13 @@ def main() -> None:
 
 def render() -> str:
     """The page as Markdown."""
-    return HEAD + "".join(_section(path, model) for path, model in sections(Config))
+    return HEAD.format(required=_required()) + "".join(_section(path, model) for path, model in sections(Config))
+
+
+def _required() -> str:
+    """Names of the sections without a default, for a sentence."""
+    *names, last = (f"`{name}`" for name, field in Config.model_fields.items() if field.is_required())
+    return f"{', '.join(names)} and {last}"
 
 
 def sections(model: type[BaseModel], path: str = "") -> list[tuple[str, type[BaseModel]]]:

@@ -130,7 +130,7 @@ def prepare_policy_task(config: Config, url: str, storage_options: dict[str, Any
         return
     tiny = policy.tiny
     if tiny is None:
-        raise ValueError("give either policy.model or policy.tiny")
+        raise ValueError("give one of policy.model and policy.tiny")
     with tempfile.TemporaryDirectory(prefix="rollart-policy-") as scratch:
         folder = build_policy(
             Path(scratch), episode_texts(config.tasks, config.run.seed), vocab=tiny.vocab, hidden=tiny.hidden_size, layers=tiny.layers,

@@ -52,7 +52,7 @@ def test_a_shipped_configuration_loads_and_names_what_exists(path: Path) -> None
         ("engine.speculation.draft=model", "engine.speculation.model: name the folder of the model that drafts"),
         ("engine.speculation.model=/a", "engine.speculation.model: is of draft model, not of none; change that, or leave it out"),
         ("engine.speculation.length=16", "engine.speculation.length: input should be less than or equal to 15"),
-        ("policy.model=/some/folder", "give either policy.model or policy.tiny"),
+        ("policy.model=/some/folder", "give one of policy.model and policy.tiny"),
         ("policy.chat=true", "policy: policy.tiny has no chat template: set policy.chat to false"),
         ("tasks.0.system=hello", "tasks.frozen_lake.system: needs policy.chat, which makes it a message"),
         ("tasks.nowhere.weight=2", "--set tasks.nowhere: there is no such entry"),

@@ -43,7 +43,7 @@ class PolicySettings(Section):
     @model_validator(mode="after")
     def _one_source(self) -> PolicySettings:
         if (self.model is None) == (self.tiny is None):
-            raise ValueError("give either policy.model or policy.tiny, not both and not neither")
+            raise ValueError("give one of policy.model and policy.tiny (`tiny: {}` builds one of the default size)")
         if self.chat and self.tiny is not None:
             raise ValueError("policy.tiny has no chat template: set policy.chat to false")
         return self

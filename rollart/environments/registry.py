@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rollart.environments.protocol import Environment
+from rollart.import_paths import why_not_imported
 
 NAMES: dict[str, str] = {
     "frozen_lake": "rollart.environments.frozen_lake:FrozenLake",
@@ -44,7 +45,7 @@ def resolve(name: str) -> type[Environment]:
     try:
         found = pkgutil.resolve_name(path)
     except (Exception, SystemExit) as error:  # importing runs a user's module, which may end in anything
-        raise UnknownEnvironment(f"environment {name!r} cannot be imported from {path!r}: {type(error).__name__}: {error}") from error
+        raise UnknownEnvironment(f"environment {name!r} cannot be imported from {path!r}: {why_not_imported(path, error)}") from error
     missing = [m for m in ("reset", "step", "close") if not callable(getattr(found, m, None))]
     if not isinstance(found, type) or missing:
         raise UnknownEnvironment(f"{path!r} is no environment class; it lacks {', '.join(missing) or 'being a class'}")

@@ -6,6 +6,7 @@ import inspect
 import math
 import pkgutil
 
+from rollart.import_paths import why_not_imported
 from rollart.rewards.protocol import Verdict, Verifier, VerifierFailed
 from rollart.types import Trajectory
 
@@ -38,7 +39,7 @@ def resolve(name: str) -> Verifier:
     try:
         found = pkgutil.resolve_name(path)
     except (Exception, SystemExit) as error:  # importing runs a user's module, which may end in anything
-        raise UnknownVerifier(f"verifier {name!r} cannot be imported from {path!r}: {type(error).__name__}: {error}") from error
+        raise UnknownVerifier(f"verifier {name!r} cannot be imported from {path!r}: {why_not_imported(path, error)}") from error
     if not callable(found):
         raise UnknownVerifier(f"{path!r} is no verifier: it cannot be called")
     if inspect.iscoroutinefunction(found):

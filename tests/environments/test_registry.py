@@ -116,3 +116,14 @@ def test_a_module_that_cannot_be_imported_is_refused_whatever_it_raises(code, sa
         make("spoilt_module:Game")
     with pytest.raises(UnknownVerifier, match=f"'spoilt_module:judge' cannot be imported .*{says}"):
         resolve("spoilt_module:judge")
+
+
+def test_a_module_that_is_not_found_is_told_with_where_python_looks_and_one_that_it_imports_without(tmp_path, monkeypatch):
+    with pytest.raises(UnknownEnvironment, match=r"No module named 'nowhere'; put the folder that holds it into PYTHONPATH"):
+        make("nowhere.games:Game")
+    with pytest.raises(UnknownVerifier, match=r"No module named 'nowhere'; put the folder that holds it into PYTHONPATH"):
+        resolve("nowhere:judge")
+    (tmp_path / "needy_module.py").write_text("import nowhere")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UnknownEnvironment, match=r"No module named 'nowhere'$"):
+        make("needy_module:Game")
