@@ -17,6 +17,7 @@ from rollart.control.cut import LedgerCut
 from rollart.control.ledger import Ledger
 from rollart.engines.fleet import EngineFleet
 from rollart.journal import Fates
+from rollart.patience import patient
 from rollart.rollout.coordinator import Rollout, begun_topic
 from rollart.rollout.dispatcher import Dispatcher
 from rollart.rollout.evaluation import Evaluation, evaluate_version
@@ -185,12 +186,22 @@ class Session:
     async def _trained(self, taught: Batch, keep_state: bool) -> StepMetrics:
         if self.logprobs is None:
             with self.telemetry.stage("train"):
-                return await self.trainer.train(taught, keep_state)
+                return await self._awaited(f"training step {taught.step + 1}", self.trainer.train(taught, keep_state))
         async with self.logprobs.of(taught) as found:
             with self.telemetry.stage("logprobs"):
                 await self._unless_unpublished(found.ready())
             with self.telemetry.stage("train"):
-                return await found.beside(self.trainer.train(taught, keep_state, found.futures))
+                training = found.beside(self.trainer.train(taught, keep_state, found.futures))
+                return await self._awaited(f"training step {taught.step + 1}", training)
+
+    async def _awaited(self, what: str, work: Awaitable[T]) -> T:
+        """The result of what the trainer does. A worker process that is stuck is told of, and ends the run after `run.step_timeout`."""
+
+        def tell(text: str) -> None:
+            self.telemetry.event(text, {"kind": "told", "text": text})
+
+        limits, name = self.config, f"{what} on the training class {self.config.stages['train']}"
+        return await patient(work, name, silence_s=limits.rollout.silence, limit_s=limits.run.step_timeout, tell=tell)
 
     async def _unless_unpublished(self, work: Coroutine[Any, Any, None]) -> None:
         """Awaits `work`, which waits for the version that is being published; the error of the publication if that fails."""
@@ -233,7 +244,7 @@ class Session:
     async def _publish(self, version: Version, parent: Version | None, metadata: dict[str, Any]) -> None:
         try:
             with self.telemetry.stage("publish"):
-                await self.trainer.publish(version, parent, metadata)
+                await self._awaited(f"the publication of version {version}", self.trainer.publish(version, parent, metadata))
             with self.telemetry.stage("swap"):
                 await self.engines.serve(version)
         except Exception as error:
@@ -251,7 +262,7 @@ class Session:
         await self.published()
         await asyncio.to_thread(self.tenure.check)
         with self.telemetry.stage("checkpoint"):
-            await self.trainer.checkpoint(self.version, {"ledger": cut} | self._reference())
+            await self._awaited(f"checkpoint {self.version}", self.trainer.checkpoint(self.version, {"ledger": cut} | self._reference()))
         self._saved = self.version
         if self._collecting is not None:
             await self._collecting
