@@ -21,6 +21,9 @@ from storage.objects.store import ObjectStore
 
 RECORD = f"{LEDGER}/lease.json"
 
+AHEAD_S = 60.0
+"""How far a holder's clock may be ahead of the one that it is judged by: further, and its record would hold for as long after it is gone."""
+
 
 class RunHeld(ConfigError):
     """Another process runs this run."""
@@ -37,8 +40,9 @@ class Lease:
     seconds: float
 
     def holds(self, now: float) -> bool:
-        """Whether that is still to be believed: not of a process that is known to have ended, nor of one that has been silent for too long."""
-        return now - self.renewed < self.seconds and not is_gone(self.by)
+        """Whether that is still to be believed: not of a process that is known to have ended, nor of one that has been silent for too long, nor of
+        one whose clock says nothing here."""
+        return -AHEAD_S < now - self.renewed < self.seconds and not is_gone(self.by)
 
 
 _LEASE = TypeAdapter(Lease)

@@ -7,9 +7,9 @@ import json
 import time
 from typing import Any
 
+from rollart import lease
 from rollart.config import RESUMABLE, Config, ConfigError, RunSettings, changed_fields, parse
 from rollart.journal import LEDGER, Journal, LedgerDamaged
-from rollart.lease import refuse_if_held
 from storage.objects.store import ObjectStore
 
 CONFIG = "config.yaml"
@@ -63,7 +63,7 @@ class RunFolder:
         folder.store.check_writable()
         named = config.model_copy(update={"run": config.run.model_copy(update={"name": name})})
         if not folder.store.create(CONFIG, named.to_yaml().encode()):
-            refuse_if_held(folder.store)
+            lease.refuse_if_held(folder.store)
             raise RunExists(f"run.name: {folder.url} holds a run already; go on with --resume, or choose another name with --set run.name=NAME")
         folder.store.write(ABOUT, json.dumps({"flow": flow, "created": time.time()}).encode())
         return folder
@@ -84,7 +84,7 @@ class RunFolder:
         """The folder of the run that `config` names, or of the newest one; ConfigError if a field changed that may not, RunHeld if another
         process runs it."""
         folder = find(config.run)
-        refuse_if_held(folder.store)
+        lease.refuse_if_held(folder.store)
         old = folder.config()
         changed = [p for p in changed_fields(old, config) if p not in ("run.name", "run.root")]
         if changed:
@@ -125,15 +125,17 @@ def newest(root: str, storage_options: dict[str, Any] | None = None) -> str | No
 
 def about(root: str, name: str, storage_options: dict[str, Any] | None = None) -> dict[str, Any]:
     """What a list of runs says of one: name, flow, when it was created (unix seconds), and how far it is: `steps` that count, None where its
-    ledger is damaged, and `state`."""
+    ledger is damaged, and `state`, which ends in running, reported (it ended whole) or stopped."""
     store = ObjectStore(f"{root.rstrip('/')}/{name}", storage_options)
     entry = _about(store, ABOUT)
     try:
         steps = Journal(store).steps()
     except LedgerDamaged as error:  # said of this run, in a list that has others
         return {"name": name, **entry, "steps": None, "state": f"damaged: {error}"}
-    ended = "reported" if store.exists("report.html") else "not ended"
-    return {"name": name, **entry, "steps": steps, "state": f"{steps} steps, {ended}"}
+    held = lease.read(store)
+    running = held is not None and held.holds(time.time())
+    state = "running" if running else "reported" if store.exists("report.html") else "stopped"
+    return {"name": name, **entry, "steps": steps, "state": f"{steps} steps, {state}"}
 
 
 def _about(store: ObjectStore, path: str) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def test_a_new_run_stands_in_its_folder_with_the_configuration_that_it_reads_bac
     assert folder.name == "first" and folder.child("weights") == f"{folder.url}/weights"
     assert RunFolder(folder.url).config() == config
     assert run.about(root, "first")["flow"] == "train"
-    assert run.about(root, "first")["state"] == "0 steps, not ended"
+    assert run.about(root, "first")["state"] == "0 steps, stopped"
 
 
 def test_a_run_without_a_name_is_called_by_its_flow_and_the_time_and_keeps_that_name(root: str) -> None:
@@ -135,8 +135,12 @@ def test_only_folders_of_runs_are_listed(root: str) -> None:
     for number, step in enumerate([0, 1, 2, 1]):  # the last went back to where the third had begun
         journal.append(number, Trained(0, number // 3, step, 0.0, ()))
     journal.append(4, Opened(this_process(), 0.0))
-    assert run.names(root) == ["r"] and run.about(root, "r")["state"] == "2 steps, not ended"
+    assert run.names(root) == ["r"] and run.about(root, "r")["state"] == "2 steps, stopped"
     store.write("r/report.html", b"")
+    assert run.about(root, "r")["state"] == "2 steps, reported"
+    tenure = Tenure.take(store.child("r"), 60.0)
+    assert run.about(root, "r")["state"] == "2 steps, running"
+    tenure.release()
     assert run.about(root, "r")["state"] == "2 steps, reported"
 
 
