@@ -13,10 +13,13 @@ import pytest
 
 from tests.dask_cluster import DaskCluster
 
-STEPS = 5
+STEPS = 24
+"""Some seconds' worth: the workers tell once a second where requests went."""
+
 CLASSES = (
     "hardware.other={resource: OTHER}", "hardware.engine.fallback=other", "hardware.spare={resource: SPARE, slots: 48}",
     "hardware.player.fallback=spare", f"train.steps={STEPS}", "evaluate.every=0", "evaluate.episodes=6",
+    f"train.max_skipped={STEPS}",
 )  # fmt: skip
 
 
