@@ -33,7 +33,7 @@ def test_tasks_are_tried_at_both_classes_and_move_to_the_one_that_costs_a_hundre
 
 def test_a_class_that_is_full_lets_another_serve_and_the_run_says_how_often(place: Any) -> None:
     full = ("engine.slots=8", "hardware.engine={queue: 0, fallback: other, resource: GENERATE}", "hardware.other={resource: OTHER}")
-    running = place.finish("full", *full, "train.steps=2", "evaluate.every=0", "evaluate.episodes=6")
+    running = place.finish("full", *full, "train.steps=24", "train.max_skipped=24", "evaluate.every=0", "evaluate.episodes=6")
     entries = [entry for line in place.metrics("full", "step") for entry in line.get("fallbacks", ())]
     assert {(e["stage"], e["wanted"], e["used"]) for e in entries} == {("generate", "engine", "other")}
     assert {e["task"] for e in entries} <= set(TASKS) and sum(e["count"] for e in entries) > 10
