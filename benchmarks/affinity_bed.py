@@ -6,7 +6,6 @@ Scripted are the environments, which answer at once, and the engines, which wait
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import tempfile
 import time
@@ -17,9 +16,9 @@ from pathlib import Path
 
 from distributed import Client, Scheduler, Worker
 from distributed.utils import silence_logging_cmgr
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from benchmarks.affinity_engine import Profile, ThrottledEngine, serving
+from benchmarks.byte_policy import byte_policy
 from rollart.control.placement import EngineClass, Placement
 from rollart.control.staleness import StalenessWindow
 from rollart.engines.router import EngineEntry, EngineTable, Routes
@@ -109,17 +108,6 @@ class Bed:
         return seconds
 
 
-def _policy(folder: Path) -> str:
-    """A tokenizer with a token for each byte."""
-    folder.mkdir()
-    vocabulary = {c: i for i, c in enumerate(["<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet())])}
-    tokenizer = Tokenizer(models.BPE(vocabulary, []))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False), decoders.ByteLevel()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "config.json").write_text(json.dumps({"eos_token_id": 0}))
-    return str(folder)
-
-
 @asynccontextmanager
 async def bed(
     loads: Mapping[str, Load], classes: Mapping[str, tuple[Profile, int]], places: int, placement: Placement
@@ -147,7 +135,7 @@ async def bed(
             for name, load in loads.items()
         }  # fmt: skip
         plan = RolloutPlan(
-            f"{folder}/run", {}, _policy(Path(folder, "policy")), 0, 0, StalenessWindow(0), tasks, SamplingTransform(), flush_s=0.05,
+            f"{folder}/run", {}, byte_policy(Path(folder, "policy")), 0, 0, StalenessWindow(0), tasks, SamplingTransform(), flush_s=0.05,
             routing=RoutingPlan(topic=TOPIC, measuring=True),
         )  # fmt: skip
         await worker.plugin_add(EnvironmentPlugin(plan), name=EnvironmentPlugin.name)

@@ -186,15 +186,15 @@ class Session:
     async def _trained(self, taught: Batch, keep_state: bool) -> StepMetrics:
         if self.logprobs is None:
             with self.telemetry.stage("train"):
-                return await self._awaited(f"training step {taught.step + 1}", self.trainer.train(taught, keep_state))
+                return await self._patiently(f"training step {taught.step + 1}", self.trainer.train(taught, keep_state))
         async with self.logprobs.of(taught) as found:
             with self.telemetry.stage("logprobs"):
                 await self._unless_unpublished(found.ready())
             with self.telemetry.stage("train"):
                 training = found.beside(self.trainer.train(taught, keep_state, found.futures))
-                return await self._awaited(f"training step {taught.step + 1}", training)
+                return await self._patiently(f"training step {taught.step + 1}", training)
 
-    async def _awaited(self, what: str, work: Awaitable[T]) -> T:
+    async def _patiently(self, what: str, work: Awaitable[T]) -> T:
         """The result of what the trainer does. A worker process that is stuck is told of, and ends the run after `run.step_timeout`."""
 
         def tell(text: str) -> None:
@@ -244,7 +244,7 @@ class Session:
     async def _publish(self, version: Version, parent: Version | None, metadata: dict[str, Any]) -> None:
         try:
             with self.telemetry.stage("publish"):
-                await self._awaited(f"the publication of version {version}", self.trainer.publish(version, parent, metadata))
+                await self._patiently(f"the publication of version {version}", self.trainer.publish(version, parent, metadata))
             with self.telemetry.stage("swap"):
                 await self.engines.serve(version)
         except Exception as error:
@@ -262,7 +262,7 @@ class Session:
         await self.published()
         await asyncio.to_thread(self.tenure.check)
         with self.telemetry.stage("checkpoint"):
-            await self._awaited(f"checkpoint {self.version}", self.trainer.checkpoint(self.version, {"ledger": cut} | self._reference()))
+            await self._patiently(f"checkpoint {self.version}", self.trainer.checkpoint(self.version, {"ledger": cut} | self._reference()))
         self._saved = self.version
         if self._collecting is not None:
             await self._collecting

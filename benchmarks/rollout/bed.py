@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -18,8 +17,8 @@ from typing import Any
 
 import psutil
 from distributed import Client
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from benchmarks.byte_policy import byte_policy
 from benchmarks.rollout.machines import JUDGE, PLAY, engine
 from benchmarks.rollout.parts import TracedPlugin
 from rollart.control import ledger as control
@@ -96,17 +95,6 @@ class Fleet:
         await self._client.run(push_table, table, version.step)
 
 
-def policy(folder: Path) -> Path:
-    """The least that text needs to become tokens: one for each byte."""
-    folder.mkdir()
-    vocabulary = {c: i for i, c in enumerate(["<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet())])}
-    tokenizer = Tokenizer(models.BPE(vocabulary, []))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "config.json").write_text(json.dumps({"eos_token_id": 0}))
-    return folder
-
-
 @contextlib.asynccontextmanager
 async def prepared(client: Client, script: Script, ledger: Ledger, run: str) -> AsyncIterator[tuple[Dispatcher, Fleet]]:
     """Workers with the run's plugins, a dispatcher and the one engine; all that was made ends with the context."""
@@ -119,7 +107,7 @@ async def prepared(client: Client, script: Script, ledger: Ledger, run: str) -> 
             "benchmarks.rollout.parts:ScriptedEnvironment", script.settings, LIMITS, SamplingTransform(), "loop", GENERATE, verifier=verifier
         )
         plan = RolloutPlan(
-            f"{folder}/run", {}, str(policy(Path(folder, "policy"))), 0, ledger.lineage, ledger.window, {TASK: task}, SamplingTransform(),
+            f"{folder}/run", {}, byte_policy(Path(folder, "policy")), 0, ledger.lineage, ledger.window, {TASK: task}, SamplingTransform(),
             flush_s=script.flush_s, begun_topic=begun_topic(ledger.redundancy, run, ledger.lineage),
         )  # fmt: skip
         plugins = {PLAY: TracedPlugin(plan), JUDGE: RewardPlugin(f"{folder}/run", {}, {TASK: VERIFIER})}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -68,16 +68,12 @@ class EngineClient:
         if heard is None:
             return _result(url, await self._json("POST", url, "/generate", request.to_wire(), self._generate_seconds))
         last: GenerateResult | None = None
-        with self._reached(url, "/generate", self._generate_seconds):
-            timeout = aiohttp.ClientTimeout(total=self._generate_seconds, sock_connect=CONTROL_SECONDS)
-            async with self._session.post(url + "/generate", json=request.to_wire(stream=True), timeout=timeout) as response:
-                if response.status != 200:
-                    raise EngineRefused(url, response.status, message_of(await response.text()))
-                async for event in _events(url, response.content):
-                    last = _result(url, event)
-                    if event["meta_info"]["finish_reason"] is None:
-                        heard(last)
-                        last = None
+        async with self._answer("POST", url, "/generate", request.to_wire(stream=True), self._generate_seconds) as response:
+            async for event in _events(url, response.content):
+                last = _result(url, event)
+                if event["meta_info"]["finish_reason"] is None:
+                    heard(last)
+                    last = None
         if last is None:
             raise EngineUnreachable(url, "/generate: the stream ended before the response did")
         return last
@@ -139,14 +135,10 @@ class EngineClient:
         return answer
 
     async def _call(self, method: str, url: str, path: str, body: Any, seconds: float | None) -> Any:
-        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONTROL_SECONDS)
-        with self._reached(url, path, seconds):
-            async with self._session.request(method, url + path, json=body, timeout=timeout) as response:
-                if response.status != 200:
-                    raise EngineRefused(url, response.status, message_of(await response.text()))
-                if response.content_type != "application/json":
-                    return await response.text()
-                return await response.json()
+        async with self._answer(method, url, path, body, seconds) as response:
+            if response.content_type != "application/json":
+                return await response.text()
+            return await response.json()
 
     @property
     def _session(self) -> aiohttp.ClientSession:
@@ -156,11 +148,15 @@ class EngineClient:
             self._open_session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), read_bufsize=EVENT_BYTES)
         return self._open_session
 
-    @contextmanager
-    def _reached(self, url: str, path: str, seconds: float | None) -> Iterator[None]:
-        """Has what goes wrong between here and the engine end as EngineUnreachable."""
+    @asynccontextmanager
+    async def _answer(self, method: str, url: str, path: str, body: Any, seconds: float | None) -> AsyncIterator[aiohttp.ClientResponse]:
+        """An answer that is no error, to be read inside; what goes wrong between here and the engine, then too, ends as EngineUnreachable."""
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONTROL_SECONDS)
         try:
-            yield
+            async with self._session.request(method, url + path, json=body, timeout=timeout) as response:
+                if response.status != 200:
+                    raise EngineRefused(url, response.status, message_of(await response.text()))
+                yield response
         except TimeoutError as error:
             raise EngineUnreachable(url, f"{path} took longer than {seconds} s") from error
         except aiohttp.ClientError as error:

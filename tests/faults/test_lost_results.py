@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import time
@@ -14,8 +13,8 @@ from typing import Any
 
 import pytest
 from distributed import Client, Nanny, Scheduler, SpecCluster, Worker
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from benchmarks.byte_policy import byte_policy
 from rollart.control.staleness import StalenessWindow
 from rollart.environments.protocol import StepResult
 from rollart.rewards.worker import RewardPlugin
@@ -87,7 +86,7 @@ async def players(tmp_path: Path) -> AsyncIterator[Players]:
         name: TaskPlan(f"{__name__}:Noted", {"log": str(log)}, Limits(1, 4, 64), SamplingTransform(), "loop", "GENERATE", verifier=verifier)
         for name, verifier in (("apart", None), ("here", "environment"))
     }
-    plan = RolloutPlan(str(run), {}, str(_policy(tmp_path / "policy")), 0, 0, StalenessWindow(1), tasks, SamplingTransform(), flush_s=0.01)
+    plan = RolloutPlan(str(run), {}, byte_policy(tmp_path / "policy"), 0, 0, StalenessWindow(1), tasks, SamplingTransform(), flush_s=0.01)
     options = {"nthreads": 2, "resources": {"PLAY": 1}, "host": "127.0.0.1", "dashboard": False, "local_directory": str(tmp_path / "scratch")}
     workers = {name: {"cls": Nanny, "options": options} for name in ("one", "two")}
     scheduler = {"cls": Scheduler, "options": {"host": "127.0.0.1", "port": 0, "dashboard": False}}
@@ -98,17 +97,6 @@ async def players(tmp_path: Path) -> AsyncIterator[Players]:
         await client.wait_for_workers(2, timeout=PATIENCE_S)
         await client.register_plugin(EnvironmentPlugin(plan))
         yield Players(client, cluster.scheduler_address, log, ObjectStore(str(run)))
-
-
-def _policy(folder: Path) -> Path:
-    """The least that text needs to become tokens."""
-    folder.mkdir()
-    vocabulary = {c: i for i, c in enumerate(["<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet())])}
-    tokenizer = Tokenizer(models.BPE(vocabulary, []))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "config.json").write_text(json.dumps({"eos_token_id": 0}))
-    return folder
 
 
 async def test_a_trajectory_whose_worker_dies_before_it_is_scored_is_scored_as_it_was_first_played(players: Players) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from distributed import Client, Scheduler, Worker
 
 from rollart.environments import calls
 from rollart.environments.calls import CallPool
@@ -17,6 +16,7 @@ from rollart.rewards.worker import RewardPlugin, score_task, scored_within
 from rollart.rollout import records
 from rollart.types import Attempt, Episode, Receipt, Segment, Trajectory
 from storage.objects.store import ObjectStore
+from tests.one_worker import one_worker
 
 PATIENCE_S = 20.0
 
@@ -67,13 +67,8 @@ async def test_a_reward_worker_goes_on_beside_a_verifier_that_hangs_and_leaves_w
         ObjectStore(str(tmp_path)).write(receipt.file, records.encode([trajectory]))
         receipts.append(receipt)
     bad, fine = receipts
-    async with (
-        Scheduler(protocol="inproc", dashboard=False) as scheduler,
-        Worker(scheduler.address, name="judge-0", nthreads=8, resources={"JUDGE": 4}, dashboard=False) as worker,
-        Client(scheduler.address, asynchronous=True) as client,
-    ):
-        told: asyncio.Queue[str] = asyncio.Queue()
-        client.subscribe_topic("told-run-0", lambda event: told.put_nowait(event[1]))
+    async with one_worker("judge-0", {"JUDGE": 4}, "told-run-0") as here:
+        worker, client, told = here.worker, here.client, here.told
         await worker.plugin_add(plugin, name=plugin.name)
         plugin.pool._most_left = 2
 

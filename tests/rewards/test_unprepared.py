@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from distributed import Client, Scheduler, Worker
+from distributed import Worker
 
 from rollart.rewards.worker import RewardPlugin, score_task
 from rollart.rollout import records
 from rollart.types import Attempt, Episode, Receipt, Segment, Trajectory
 from storage.objects.store import ObjectStore
+from tests.one_worker import one_worker
 
 PATIENCE_S = 60.0
 
@@ -28,13 +29,8 @@ def played(store: ObjectStore) -> Receipt:
 
 async def test_a_worker_whose_verifier_cannot_be_imported_leaves_and_its_scores_go_on_elsewhere(tmp_path: Path) -> None:
     receipt = played(ObjectStore(str(tmp_path)))
-    async with (
-        Scheduler(protocol="inproc", dashboard=False) as scheduler,
-        Worker(scheduler.address, name="first", nthreads=8, resources={"JUDGE": 4}, dashboard=False) as first,
-        Client(scheduler.address, asynchronous=True) as client,
-    ):
-        told: asyncio.Queue[str] = asyncio.Queue()
-        client.subscribe_topic("told-run-0", lambda event: told.put_nowait(event[1]))
+    async with one_worker("first", {"JUDGE": 4}, "told-run-0") as here:
+        scheduler, first, client, told = here.scheduler, here.worker, here.client, here.told
         await first.plugin_add(RewardPlugin(str(tmp_path), {}, {"lake": "not_installed_here:verdict"}, told_topic="told-run-0"), name="reward")
         scores = [client.submit(score_task, receipt, key=f"score-{i}", resources={"JUDGE": 1}, pure=False) for i in range(6)]
         async with asyncio.timeout(PATIENCE_S):

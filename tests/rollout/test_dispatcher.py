@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import threading
 from collections.abc import AsyncIterator, Sequence
@@ -13,8 +12,8 @@ from typing import Any
 
 import pytest
 from distributed import Client, Scheduler, Worker
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from benchmarks.byte_policy import byte_policy
 from rollart.control.staleness import StalenessWindow
 from rollart.engines.router import EngineEntry, EngineTable
 from rollart.environments import registry
@@ -120,7 +119,7 @@ async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     monkeypatch.setattr(Endless, "closed", asyncio.Semaphore(0), raising=False)
     tasks = {n: TaskPlan(n, {}, Limits(1, 4, 64), SamplingTransform(), "loop", "GENERATE", verifier=verifiers.get(n)) for n in kinds}
     plan = RolloutPlan(
-        str(tmp_path), {}, str(_policy(tmp_path / "policy")), 0, 0, StalenessWindow(1), tasks, SamplingTransform(), flush_s=0.01, begun_topic="begun"
+        str(tmp_path), {}, byte_policy(tmp_path / "policy"), 0, 0, StalenessWindow(1), tasks, SamplingTransform(), flush_s=0.01, begun_topic="begun"
     )  # fmt: skip
     resources = {kind: ("PLAY", None if kind in verifiers else "JUDGE") for kind in kinds}
     async with (
@@ -134,17 +133,6 @@ async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
         dispatcher = Dispatcher(client, resources, "train-20261130-101500-0-ab12cd", window)  # as a run has it that was given no name
         yield Cluster(scheduler, client, dispatcher, plugin, window)
         await dispatcher.close()
-
-
-def _policy(folder: Path) -> Path:
-    """The least that text needs to become tokens."""
-    folder.mkdir()
-    vocabulary = {c: i for i, c in enumerate(["<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet())])}
-    tokenizer = Tokenizer(models.BPE(vocabulary, []))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "config.json").write_text(json.dumps({"eos_token_id": 0}))
-    return folder
 
 
 def plays(task: str, count: int) -> list[Attempt]:

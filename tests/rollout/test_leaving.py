@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import re
 
-from distributed import Client, Scheduler, Worker
+from distributed import Worker
 from distributed.worker import get_worker
 
 from rollart.rollout.leaving import Leaving, told_topic, unprepared
+from tests.one_worker import one_worker
 
 PATIENCE_S = 60.0
 
@@ -24,13 +25,8 @@ async def wait_for(name: str) -> str:
 
 
 async def test_a_worker_that_leaves_ends_what_it_can_takes_nothing_new_and_leaves_the_rest_to_others() -> None:
-    async with (
-        Scheduler(protocol="inproc", dashboard=False) as scheduler,
-        Worker(scheduler.address, name="first", nthreads=8, resources={"PLAY": 4}, dashboard=False) as first,
-        Client(scheduler.address, asynchronous=True) as client,
-    ):
-        told: asyncio.Queue[str] = asyncio.Queue()
-        client.subscribe_topic("told-run-0", lambda event: told.put_nowait(event[1]))
+    async with one_worker("first", {"PLAY": 4}, "told-run-0") as here:
+        scheduler, first, client, told = here.scheduler, here.worker, here.client, here.told
         FREE.update({name: asyncio.Event() for name in ("ends", "sticks", "late")})
         ends, sticks = (client.submit(wait_for, name, key=name, resources={"PLAY": 1}, pure=False) for name in ("ends", "sticks"))
         async with asyncio.timeout(PATIENCE_S):
@@ -61,13 +57,8 @@ async def prepared_only() -> str:
 
 
 async def test_a_worker_on_which_something_was_not_set_up_leaves_and_fails_none_of_its_tasks() -> None:
-    async with (
-        Scheduler(protocol="inproc", dashboard=False) as scheduler,
-        Worker(scheduler.address, name="first", nthreads=8, resources={"PLAY": 4}, dashboard=False) as first,
-        Client(scheduler.address, asynchronous=True) as client,
-    ):
-        told: asyncio.Queue[str] = asyncio.Queue()
-        client.subscribe_topic("told-run-0", lambda event: told.put_nowait(event[1]))
+    async with one_worker("first", {"PLAY": 4}, "told-run-0") as here:
+        scheduler, first, client, told = here.scheduler, here.worker, here.client, here.told
         futures = [client.submit(prepared_only, key=f"task-{i}", resources={"PLAY": 1}, pure=False) for i in range(6)]
         async with asyncio.timeout(PATIENCE_S):
             assert "worker first leaves (the store could not be set up; its log says why)" in await told.get()
@@ -78,13 +69,8 @@ async def test_a_worker_on_which_something_was_not_set_up_leaves_and_fails_none_
 
 
 async def test_a_worker_that_dask_paused_for_its_memory_leaves_once_what_it_has_has_ended() -> None:
-    async with (
-        Scheduler(protocol="inproc", dashboard=False) as scheduler,
-        Worker(scheduler.address, name="first", nthreads=8, resources={"PLAY": 4}, memory_limit="1 TiB", dashboard=False) as first,
-        Client(scheduler.address, asynchronous=True) as client,
-    ):
-        told: asyncio.Queue[str] = asyncio.Queue()
-        client.subscribe_topic("told-run-0", lambda event: told.put_nowait(event[1]))
+    async with one_worker("first", {"PLAY": 4}, "told-run-0", memory_limit="1 TiB") as here:
+        first, client, told = here.worker, here.client, here.told
         FREE["ends"] = asyncio.Event()
         ends = client.submit(wait_for, "ends", key="ends", resources={"PLAY": 1}, pure=False)
         async with asyncio.timeout(PATIENCE_S):
