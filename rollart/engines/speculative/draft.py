@@ -10,16 +10,13 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from rollart.drafts.errors import DraftError
 from rollart.engines.embedded.request import Request
 from rollart.engines.embedded.sampling import RowTransforms
 
 __all__ = ["Asked", "Draft", "DraftError", "Proposal"]
 
 Ints = npt.NDArray[np.int64]
-
-
-class DraftError(ValueError):
-    """A draft doesn't fit the model that it drafts for; the message names what differs."""
 
 
 @dataclass(frozen=True, slots=True)
