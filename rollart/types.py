@@ -12,6 +12,7 @@ from storage.version import Version
 __all__ = [
     "Attempt", "Batch", "Episode", "FinishReason", "GenerateRequest", "GenerateResult", "Group", "KVMode", "Member", "Outcome", "Purpose",
     "Receipt", "SamplingTransform", "Score", "Segment", "SegmentError", "ServiceTime", "Trajectory", "Turn", "Version", "NOT_SAMPLED",
+    "versions_of",
 ]  # fmt: skip
 
 Purpose = Literal["train", "evaluate", "warm_up"]
@@ -309,7 +310,7 @@ class GenerateRequest:
     draft_key: str | None = None
 
     def to_wire(self, stream: bool = False) -> dict[str, Any]:
-        """The JSON body of `POST /generate`; with `stream` the answer comes in increments."""
+        """The JSON body of `POST /generate`; with `stream` the answer comes in increments, each of the new tokens alone if the engine can."""
         t = self.transform
         sampling: dict[str, Any] = {
             "max_new_tokens": self.max_new_tokens, "temperature": t.temperature, "top_p": t.top_p, "top_k": t.top_k, "min_p": t.min_p,
@@ -321,6 +322,8 @@ class GenerateRequest:
             "rid": self.rid, "input_ids": list(self.input_ids), "sampling_params": sampling,
             "return_logprob": True, "logprob_start_len": -1, "stream": stream,
         }  # fmt: skip
+        if stream:
+            body["incremental"] = True  # the embedded engine's own; an SGLang server is started so
         if self.extra_key is not None:
             body["extra_key"] = self.extra_key
         if self.draft_key is not None:
@@ -366,7 +369,7 @@ class GenerateResult:
 
     @classmethod
     def from_wire(cls, body: dict[str, Any]) -> GenerateResult:
-        """Reads a reply of `POST /generate`, or an increment of one that is streamed, which holds all tokens so far and ends as an abort would.
+        """Reads a reply of `POST /generate`, or what an event of a streamed one says of its own tokens, which ends as an abort would.
         Spans in `weight_versions` win over the single `weight_version`.
 
         ValueError if the reply lacks log-probabilities or spells a version that is none: training on such tokens would be wrong.
@@ -377,11 +380,23 @@ class GenerateResult:
         if len(logprobs) != len(ids):
             raise ValueError(f"the engine sent {len(ids)} ids with {len(logprobs)} log-probabilities; ask for return_logprob")
         spans = meta.get("weight_versions") or [{"version": meta["weight_version"], "start": 0, "end": len(ids)}]
-        versions = tuple(Version.parse(str(s["version"])) for s in spans for _ in range(s["start"], s["end"]))
+        versions = versions_of(spans)
         if len(versions) != len(ids):
             raise ValueError(f"the engine's version spans cover {len(versions)} of {len(ids)} tokens")
         return cls(
             rid=str(meta["id"]), ids=ids, logprobs=logprobs, versions=versions, finish_reason=(meta["finish_reason"] or UNFINISHED)["type"],
             prompt_tokens=int(meta.get("prompt_tokens", 0)), cached_tokens=int(meta.get("cached_tokens", 0)),
-            service=ServiceTime.from_meta(meta, len(ids)),
+            service=ServiceTime.from_meta(meta, int(meta.get("completion_tokens", len(ids)))),
         )  # fmt: skip
+
+    def after(self, before: GenerateResult) -> GenerateResult:
+        """The response that began as `before` and went on as this: one prompt, this end."""
+        return replace(
+            self, ids=before.ids + self.ids, logprobs=before.logprobs + self.logprobs, versions=before.versions + self.versions,
+            prompt_tokens=before.prompt_tokens, cached_tokens=before.cached_tokens,
+        )  # fmt: skip
+
+
+def versions_of(spans: Sequence[dict[str, Any]]) -> tuple[Version, ...]:
+    """The version of each token, from SGLang's `weight_versions`: `{version, start, end}`, one after the other."""
+    return tuple(version for s in spans for version in (Version.parse(str(s["version"])),) * (s["end"] - s["start"]))

@@ -10,9 +10,11 @@ from types import TracebackType
 from typing import Any
 
 import aiohttp
+from aiohttp.http_exceptions import LineTooLong
 
 from rollart.engines.errors import EngineRefused, EngineUnreachable
 from rollart.engines.settings import Swap
+from rollart.engines.stream import StreamedReply
 from rollart.types import GenerateRequest, GenerateResult
 
 __all__ = ["EngineClient", "EngineLoad", "message_of"]
@@ -66,11 +68,11 @@ class EngineClient:
         With `heard` the response is streamed, and `heard` is called with all that there is of it whenever the engine tells of more.
         """
         if heard is None:
-            return _result(url, await self._json("POST", url, "/generate", request.to_wire(), self._generate_seconds))
-        last: GenerateResult | None = None
+            return _read(url, GenerateResult.from_wire, await self._json("POST", url, "/generate", request.to_wire(), self._generate_seconds))
+        reply, last = StreamedReply(), None
         async with self._answer("POST", url, "/generate", request.to_wire(stream=True), self._generate_seconds) as response:
             async for event in _events(url, response.content):
-                last = _result(url, event)
+                last = _read(url, reply.take, event)
                 if event["meta_info"]["finish_reason"] is None:
                     heard(last)
                     last = None
@@ -123,6 +125,10 @@ class EngineClient:
         finally:
             await self._call("POST", url, "/continue_generation", {}, CONTROL_SECONDS)
 
+    async def update_draft(self, url: str, path: str, version: str) -> None:
+        """Has an embedded engine give its draft the weights in the folder `path`, between two steps; the policy's stay."""
+        await self._update(url, {"model_path": path, "weight_version": version, "selector": "draft"})
+
     async def _update(self, url: str, body: dict[str, Any]) -> None:
         answer = await self._json("POST", url, "/update_weights_from_disk", body, self._update_seconds)
         if not answer.get("success"):
@@ -136,15 +142,16 @@ class EngineClient:
 
     async def _call(self, method: str, url: str, path: str, body: Any, seconds: float | None) -> Any:
         async with self._answer(method, url, path, body, seconds) as response:
-            if response.content_type != "application/json":
-                return await response.text()
-            return await response.json()
+            try:
+                return await (response.json() if response.content_type == "application/json" else response.text())
+            except ValueError as error:
+                raise EngineRefused(url, 200, f"its reply to {path} is no JSON or no text: {error}") from error
 
     @property
     def _session(self) -> aiohttp.ClientSession:
         if self._open_session is None:
-            # No limit on connections: an engine queues by itself, and a limit here would hide its load from the router. One event of a stream
-            # holds all of a response so far, on one line.
+            # No limit on connections: an engine queues by itself, and a limit here would hide its load from the router. An event of a
+            # stream is one line: the tokens since the last one, or all of them from a server that was started otherwise.
             self._open_session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), read_bufsize=EVENT_BYTES)
         return self._open_session
 
@@ -161,6 +168,8 @@ class EngineClient:
             raise EngineUnreachable(url, f"{path} took longer than {seconds} s") from error
         except aiohttp.ClientError as error:
             raise EngineUnreachable(url, f"{path}: {error}") from error
+        except LineTooLong as error:
+            raise EngineRefused(url, 200, f"a line of its reply to {path} has more than {2 * EVENT_BYTES} bytes") from error
 
 
 async def _events(url: str, lines: aiohttp.StreamReader) -> AsyncIterator[Any]:
@@ -176,9 +185,9 @@ async def _events(url: str, lines: aiohttp.StreamReader) -> AsyncIterator[Any]:
                 raise EngineRefused(url, 200, f"an event of its reply to /generate is no JSON: {error}") from error
 
 
-def _result(url: str, body: Any) -> GenerateResult:
+def _read(url: str, read: Callable[[dict[str, Any]], GenerateResult], body: Any) -> GenerateResult:
     try:
-        return GenerateResult.from_wire(body)
+        return read(body)
     except (KeyError, TypeError, ValueError) as error:
         raise EngineRefused(url, 200, f"its reply to /generate cannot be used: {error}") from error
 

@@ -11,10 +11,6 @@ __all__ = ["STREAM_INTERVAL", "Response"]
 STREAM_INTERVAL = 32
 """Tokens between two increments of a streamed response, which are all that the loss of its engine costs."""
 
-LONGEST = 32_768
-"""Tokens that a streamed response may have: each increment holds all of them so far on one line, some fifty bytes a token, and a line that
-is longer than the client reads would fail the request."""
-
 
 class Response:
     """What `whole` is answered with. `heard` takes what a running engine has sampled so far of `left`; `lost` keeps that when the engine is gone or
@@ -40,7 +36,7 @@ class Response:
     @property
     def worth_streaming(self) -> bool:
         """Whether what is missing is to be streamed. Of less than two increments the loss costs no more than asking again."""
-        return 2 * STREAM_INTERVAL < self.left.max_new_tokens <= LONGEST
+        return self.left.max_new_tokens > 2 * STREAM_INTERVAL
 
     def heard(self, so_far: GenerateResult) -> None:
         """The engine that answers `left` has sampled this so far."""
@@ -72,7 +68,4 @@ class Response:
         kept = self._kept
         if kept is None:
             return dataclasses.replace(part, rid=self._whole.rid)
-        return dataclasses.replace(
-            part, rid=kept.rid, ids=kept.ids + part.ids, logprobs=kept.logprobs + part.logprobs, versions=kept.versions + part.versions,
-            prompt_tokens=kept.prompt_tokens, cached_tokens=kept.cached_tokens, service=None,
-        )  # fmt: skip
+        return dataclasses.replace(part.after(kept), rid=kept.rid, service=None)

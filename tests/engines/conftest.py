@@ -32,6 +32,8 @@ from transformers import (
     Qwen3Config,
 )
 
+from rollart.engines.client import EngineClient
+from rollart.engines.settings import Swap
 from rollart.engines.sglang.settings import SglangSettings
 from tests.sglang import PYTHON
 
@@ -39,6 +41,10 @@ torch.set_num_threads(1)
 
 KIND = os.environ.get("ROLLART_ENGINE", "embedded")
 """Which engine the contract suite is about: embedded or sglang."""
+
+SWAPS: tuple[Swap, ...] = ("between_steps", "retracting", "in_place") if KIND == "embedded" else ("retracting", "in_place")
+"""How that engine's weights can be swapped; the first leaves none of the old KV. An SGLang server that isn't halted may still hold a response
+that it has answered: an update that comes at once changes the weights and then fails, since the cache can't be emptied."""
 
 VOCABULARY = 96
 _SHAPE: dict[str, Any] = {
@@ -202,6 +208,10 @@ class Wire:
         body = {"model_path": str(folder), "weight_version": version, "load_format": "safetensors", **more}
         return await self.post("/update_weights_from_disk", body)
 
+    async def flush(self) -> int:
+        """Empties the prefix cache, once the engine has let go of what it has answered; the status."""
+        return (await self.post("/flush_cache?timeout=10", {}))[0]
+
     async def generate(self, ids: Sequence[int], tokens: int = 8, **more: Any) -> dict[str, Any]:
         """A reply with log-probabilities; what is no key of the body goes into the sampling parameters. End of sequence ignored."""
         body = {key: more.pop(key) for key in ("rid", "extra_key") if key in more}
@@ -211,7 +221,18 @@ class Wire:
         return reply  # type: ignore[no-any-return]
 
     async def stream(self, ids: Sequence[int], tokens: int, **more: Any) -> AsyncIterator[dict[str, Any]]:
-        """The events of a streamed reply, each with all tokens so far."""
+        """The events of a streamed reply, each with all tokens so far, as which SGLang's have the new ones alone."""
+        said: list[int] = []
+        entries: list[Any] = []
+        async for event in self.events(ids, tokens, **more):
+            end = event["meta_info"]["completion_tokens"]
+            for whole, part in ((said, event["output_ids"]), (entries, event["meta_info"]["output_token_logprobs"])):
+                whole[end - len(part) :] = part
+            event["output_ids"], event["meta_info"]["output_token_logprobs"] = list(said), list(entries)
+            yield event
+
+    async def events(self, ids: Sequence[int], tokens: int, **more: Any) -> AsyncIterator[dict[str, Any]]:
+        """The events of a streamed reply as they come."""
         sampling = {"max_new_tokens": tokens, "ignore_eos": True, **more.pop("sampling", {})}
         body = {"input_ids": list(ids), "sampling_params": sampling, "return_logprob": True, "stream": True, **more}
         async with self.session.post(self.url + "/generate", json=body) as response:
@@ -232,8 +253,9 @@ async def served(session_served: Served) -> AsyncIterator[Served]:
         wire = Wire(session, session_served.url)
         _, info = await wire.get("/model_info")
         if info["weight_version"] != "0-0":
-            await wire.update(session_served.folders[0], "0-0")
-        await wire.post("/flush_cache", {})
+            async with EngineClient() as client:
+                await client.update_weights(session_served.url, str(session_served.folders[0]), "0-0", SWAPS[0])
+        assert await wire.flush() == 200
         yield session_served
 
 

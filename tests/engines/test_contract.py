@@ -13,15 +13,12 @@ from rollart.engines.client import EngineClient, EngineLoad, message_of
 from rollart.engines.errors import EngineRefused
 from rollart.types import GenerateRequest, SamplingTransform
 from storage.version import Version
-from tests.engines.conftest import KIND
+from tests.engines.conftest import KIND, SWAPS
 
 
 def embedded_alone(reason: str) -> pytest.MarkDecorator:
     """What the embedded engine does beyond the protocol that SGLang's servers keep."""
     return pytest.mark.skipif(KIND != "embedded", reason=reason)
-
-
-SWAPS = ("between_steps", "retracting", "in_place") if KIND == "embedded" else ("retracting", "in_place")
 
 
 @pytest.mark.parametrize("length", [1, 7, 60, 300])
@@ -50,7 +47,7 @@ async def test_a_seed_gives_the_same_tokens_alone_and_among_others(wire, tiny, l
         return await wire.generate(prompts[i], 16, temperature=1.0, sampling_seed=1000 + i)
 
     together = await asyncio.gather(*(one(i) for i in range(32)))
-    await wire.post("/flush_cache", {})
+    await wire.flush()
     for i in (0, 9, 31):
         alone = await one(i)
         assert alone["output_ids"] == together[i]["output_ids"]
@@ -128,7 +125,7 @@ async def test_another_extra_key_never_shares_a_prefix(wire, tiny):
 async def test_flushing_empties_the_prefix_cache(wire, tiny):
     prompt = tiny.prompt(64)
     await wire.generate(prompt, 2)
-    assert (await wire.get("/flush_cache"))[0] == 200
+    assert await wire.flush() == 200
     assert (await wire.generate(prompt, 2))["meta_info"]["cached_tokens"] == 0
 
 
@@ -190,7 +187,8 @@ async def test_no_prefix_outlives_the_weights_that_computed_it(served, wire, tin
     prompt = tiny.prompt(64)
     await wire.generate(prompt, 4)
     assert (await wire.generate(prompt, 4))["meta_info"]["cached_tokens"] > 0
-    await wire.update(served.folders[1], "0-1")
+    async with EngineClient() as client:
+        await client.update_weights(served.url, str(served.folders[1]), "0-1", SWAPS[0])
     reply = await wire.generate(prompt, 12)
     assert (reply["meta_info"]["cached_tokens"], reply["meta_info"]["weight_version"]) == (0, "0-1")
     assert reply["output_ids"] == tiny.greedy(served.models[1], prompt, 12)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -12,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from rollart.engines.client import EVENT_BYTES, EngineClient
+from rollart.engines.client import EngineClient
 from rollart.engines.errors import EngineUnreachable
-from rollart.engines.response import LONGEST, STREAM_INTERVAL, Response
+from rollart.engines.response import STREAM_INTERVAL, Response
 from rollart.types import FinishReason, GenerateRequest, GenerateResult, SamplingTransform, Version
 from tests.engines.conftest import Tiny, running_engine, url_of
 
@@ -51,14 +50,6 @@ def test_an_engine_lost_before_it_could_say_that_the_response_had_ended_changes_
     response = Response(REQUEST)
     assert response.lost(part(ids))
     assert (response.whole and response.whole.finish_reason) == reason
-
-
-def test_no_increment_of_a_streamed_response_is_longer_than_a_line_that_the_client_reads() -> None:
-    ids = (999_999,) * LONGEST
-    meta = {"output_token_logprobs": [[-12.345678901234567, i, None] for i in ids]}
-    assert len(json.dumps({"text": "word " * LONGEST, "output_ids": ids, "meta_info": meta})) < 2 * EVENT_BYTES - 10_000
-    assert Response(dataclasses.replace(REQUEST, max_new_tokens=LONGEST)).worth_streaming
-    assert not Response(dataclasses.replace(REQUEST, max_new_tokens=LONGEST + 1)).worth_streaming
 
 
 def test_only_a_response_of_several_increments_is_worth_a_stream() -> None:

@@ -94,7 +94,7 @@ class EngineServer:
         self.engine.post(lambda: self._scheduler.add(request))
         try:
             if body.stream:
-                return await self._stream(http, request, waiter, body.return_logprob)
+                return await self._stream(http, request, waiter, body)
             while request.finish is None:
                 waiter.changed.clear()
                 await waiter.changed.wait()
@@ -103,7 +103,7 @@ class EngineServer:
                 self.engine.post(lambda: _ignore(self._scheduler.abort(lambda r: r is request)))
         return web.json_response(wire.reply(request, self._scheduler.version, body.return_logprob))
 
-    async def _stream(self, http: web.Request, request: Request, waiter: _Waiter, logprobs: bool) -> web.StreamResponse:
+    async def _stream(self, http: web.Request, request: Request, waiter: _Waiter, body: wire.GenerateBody) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(http)
         sent = 0
@@ -113,7 +113,8 @@ class EngineServer:
             # The loop's thread writes spans last of the three, so this many tokens are whole.
             n = request.spans[-1][2] if request.spans else 0
             if ended or n > sent:
-                piece = json.dumps(wire.reply(request, self._scheduler.version, logprobs, None if ended else n))
+                since = sent if body.incremental else 0
+                piece = json.dumps(wire.reply(request, self._scheduler.version, body.return_logprob, None if ended else n, since))
                 await response.write(f"data: {piece}\n\n".encode())
                 sent = n
             if ended:

@@ -61,7 +61,8 @@ class SamplingParams(_Body):
 
 
 class GenerateBody(_Body):
-    """`POST /generate`: one prompt as ids, one response. `speculate` and `draft_key` are this engine's own: whether tokens may be drafted, and
+    """`POST /generate`: one prompt as ids, one response. Three are this engine's own: `incremental`, whether each event of a stream holds the new
+    tokens alone, as SGLang's do with `--incremental-streaming-output`; `speculate`, whether tokens may be drafted; and `draft_key`,
     which requests' tokens for which others."""
 
     input_ids: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
@@ -70,6 +71,7 @@ class GenerateBody(_Body):
     extra_key: str | None = None
     return_logprob: bool = False
     stream: bool = False
+    incremental: bool = False
     speculate: bool = True
     draft_key: str | None = None
 
@@ -127,8 +129,9 @@ def explain(error: ValidationError) -> str:
     return "; ".join(f"{'.'.join(str(p) for p in e['loc']) or 'body'}: {e['msg']}" for e in error.errors(include_url=False)[:5])
 
 
-def reply(request: Request, version: str, with_logprobs: bool, upto: int | None = None) -> dict[str, Any]:
-    """The answer of a generate call, over the first `upto` tokens where the request still runs."""
+def reply(request: Request, version: str, with_logprobs: bool, upto: int | None = None, since: int = 0) -> dict[str, Any]:
+    """The answer of a generate call, over the first `upto` tokens where the request still runs; without those before `since`, though counts and
+    spans are of all."""
     n = len(request.output_ids) if upto is None else upto
     spans = [{"version": v, "start": s, "end": min(e, n)} for v, s, e in list(request.spans) if s < n]
     meta: dict[str, Any] = {
@@ -149,6 +152,7 @@ def reply(request: Request, version: str, with_logprobs: bool, upto: int | None 
             "spec_verify_ct": request.verified, "spec_num_proposed_drafts": request.drafted, "spec_num_correct_drafts": request.correct,
             "spec_accept_length": n / request.verified, "spec_accept_rate": request.correct / max(request.drafted, 1),
         }  # fmt: skip
+    ids = request.output_ids[since:n]
     if with_logprobs:
-        meta["output_token_logprobs"] = [[p, i, None] for p, i in zip(request.logprobs[:n], request.output_ids[:n], strict=True)]
-    return {"output_ids": request.output_ids[:n], "meta_info": meta}
+        meta["output_token_logprobs"] = [[p, i, None] for p, i in zip(request.logprobs[since:n], ids, strict=True)]
+    return {"output_ids": ids, "meta_info": meta}

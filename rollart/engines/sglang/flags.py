@@ -19,7 +19,7 @@ OWN: Mapping[str, str] = {
     "tensor-parallel-size": "engine.sglang.tensor_parallel", "tp": "engine.sglang.tensor_parallel",
     "attention-backend": "engine.sglang.attention_backend", "enable-metrics": "nothing: it is always on",
     "stream-interval": "nothing: it is how much of a response a lost engine may cost",
-    "incremental-streaming-output": "nothing: the client reads whole ones",
+    "incremental-streaming-output": "nothing: it is always on",
     "grammar-backend": "nothing: requests have no grammar", "log-level": "nothing: it is warning",
     "skip-server-warmup": "nothing: an engine is announced once it has generated", "api-key": "nothing: the engines' network is trusted",
     "admin-api-key": "nothing: the engines' network is trusted", "config": "the fields of engine, one by one",

@@ -74,8 +74,8 @@ class SglangSettings:
         flags: dict[str, Flag] = {
             "model-path": str(folder), "load-format": "dummy", "weight-version": "none", "skip-tokenizer-init": True, "dtype": self.dtype,
             "device": kind, "context-length": self.max_length + MARGIN, "max-running-requests": self.slots, "chunked-prefill-size": self.chunk,
-            "tp-size": self.tensor_parallel, "stream-interval": self.stream_interval, "enable-metrics": True, "grammar-backend": "none",
-            "log-level": "warning",
+            "tp-size": self.tensor_parallel, "stream-interval": self.stream_interval, "incremental-streaming-output": True,
+            "enable-metrics": True, "grammar-backend": "none", "log-level": "warning",
         }  # fmt: skip
         if index and not self._on_cpu:
             flags["base-gpu-id"] = int(index)

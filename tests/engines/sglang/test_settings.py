@@ -29,7 +29,7 @@ def test_a_server_on_a_cpu_has_room_for_its_slots_and_one_thread() -> None:
     assert given["model-path"] == "/model" and given["load-format"] == "dummy" and given["device"] == "cpu"
     assert given["context-length"] == "108" and given["max-total-tokens"] == "432" and given["max-running-requests"] == "4"
     assert given["attention-backend"] == "torch_native" and given["disable-overlap-schedule"] is True
-    assert given["enable-metrics"] is True and given["stream-interval"] == "32"
+    assert given["enable-metrics"] is True and given["stream-interval"] == "32" and given["incremental-streaming-output"] is True
     assert settings.environment["OMP_NUM_THREADS"] == "1" and settings.environment["SGLANG_USE_CPU_ENGINE"] == "1"
 
 
