@@ -56,8 +56,7 @@ test: $(INSTALLED)
 
 sglang: $(INSTALLED) $(SGLANG)
 	ROLLART_ENGINE=sglang $(BIN)/pytest tests/engines/test_contract.py $(ARGS)
-	$(BIN)/pytest tests/engines/test_contract.py $(ARGS)
-	$(BIN)/pytest -m sglang $(ARGS)
+	$(BIN)/pytest -m sglang tests/engines/sglang tests/integration $(ARGS)
 
 search: $(INSTALLED)
 	$(BIN)/pytest --hypothesis-profile=searched -m hypothesis $(ARGS)
