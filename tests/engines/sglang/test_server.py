@@ -98,7 +98,7 @@ def test_all_of_its_processes_die_with_a_killed_worker(cluster: Client) -> None:
     assert len(server) >= 3  # itself, its scheduler and its detokenizer
     files = {name for p in server for name in re.findall(r"/dev/shm/sgl\S+", Path(f"/proc/{p.pid}/maps").read_text())}
     for nanny in cluster.cluster.workers.values():
-        nanny.auto_restart = False  # else the end of the tests waits for another server to come up
+        nanny.close_gracefully()  # with its worker, else the end of the tests waits for another server to come up
     os.kill(worker, signal.SIGKILL)
     gone, alive = psutil.wait_procs([psutil.Process(int(launcher)), *server], timeout=30)
     assert gone and not alive
