@@ -44,13 +44,16 @@ def test_a_shipped_configuration_loads_and_names_what_exists(path: Path) -> None
         ("tasks.chain_sum.max_tokens=4096", "tasks.chain_sum.max_tokens: 4096 is over engine.max_length"),
         ("tasks.chain_sum.max_new_tokens=64", "max_new_tokens 64 leaves no room in max_tokens 64"),
         ("tasks.0.name=guess_number", "tasks: 'guess_number' stands twice"),
-        ("tasks.chain_sum.sampling.top_p=0.9", "top_p and top_k change the distribution"),
+        ("tasks.chain_sum.sampling.min_p=0.1", "min_p is for evaluation: leave it at 0 here, and set evaluate.min_p"),
         ("tasks.chain_sum.min_members=9", "min_members 9 is over group_size"),
         ("warm_up.episodes.lake=3", "warm_up.episodes.lake: no such task"),
         ("train.groups=2", "train.groups: 2 leaves a task out of 3 without a group"),
         ("run.deterministic=true", "run.deterministic: needs train.alpha 0"),
-        ("engine.speculation.draft=model", "engine.speculation.model: name the folder of the model that drafts"),
-        ("engine.speculation.model=/a", "engine.speculation.model: is of draft model, not of none; change that, or leave it out"),
+        ("engine.speculation.draft=model", "engine.speculation.model: name the folder of the model that drafts, or the store of its versions"),
+        ("engine.speculation.draft=head", "engine.speculation.model: name the folder of the head that drafts, or the store of its versions"),
+        ("engine.speculation.model=/a", "engine.speculation.model: is of draft model or head, not of none; change that, or leave it out"),
+        ("engine.speculation.versions=/a", "engine.speculation.versions: is of draft model or head, not of none; change that, or leave it out"),
+        ("engine.speculation={draft: head, model: /a, follow: true}", "engine.speculation.follow: name the store whose versions are followed"),
         ("engine.speculation.length=16", "engine.speculation.length: input should be less than or equal to 15"),
         ("policy.model=/some/folder", "give one of policy.model and policy.tiny"),
         ("policy.chat=true", "policy: policy.tiny has no chat template: set policy.chat to false"),
@@ -81,7 +84,15 @@ def test_a_shipped_configuration_loads_and_names_what_exists(path: Path) -> None
             "engine={kind: sglang, sglang: {flags: {quantization: fp8}}}",
             "engine.sglang.flags.quantization: it would sample from another dist",
         ),
-        ("engine={kind: sglang, sglang: {flags: {speculative-algorithm: NGRAM}}}", "engine.sglang.flags.speculative-algorithm: on a CPU SGLang acc"),
+        (
+            "engine={kind: sglang, sglang: {flags: {speculative-algorithm: NGRAM}}}",
+            "engine.sglang.flags.speculative-algorithm: the system sets it; in a configuration it follows from engine.speculation.draft",
+        ),
+        ("engine={kind: sglang, speculation: {draft: ngram}}", "engine.speculation.draft: on a CPU SGLang accepts drafts greedily whatever"),
+        (
+            "engine={kind: sglang, device: cuda, speculation: {draft: head, versions: /a}}",
+            "engine.speculation.model: name the folder of a head to start SGLang's servers with",
+        ),
         ("engine={kind: sglang, sglang: {tensor_parallel: 2}}", "engine.sglang.tensor_parallel: needs engine.device cuda; leave it at 1 on a CPU"),
         ("engine={kind: sglang, sglang: {memory_fraction: 0.8}}", "engine.sglang.memory_fraction: on a CPU engine.slots says how large"),
         ("engine={kind: sglang, sglang: {attention_backend: '--x'}}", "engine.sglang.attention_backend: string should match pattern"),
@@ -111,15 +122,36 @@ def test_a_deterministic_run_does_not_speculate() -> None:
         quickstart("engine.speculation.draft=ngram", "run.deterministic=true", "train.alpha=0")
 
 
-def test_what_is_asked_of_the_embedded_engine_alone_is_not_passed_over_by_another() -> None:
-    with pytest.raises(ConfigError, match=r"engine\.speculation\.draft: is of engine\.kind embedded, not of sglang"):
-        quickstart("engine.speculation.draft=ngram", "engine.kind=sglang")
+@pytest.mark.parametrize(
+    ("evaluate", "message"),
+    [
+        ("{min_p: 0.1}", "engine.speculation.draft: SGLang verifies drafts without min_p; set draft to none, or evaluate.min_p to 0"),
+        ("{top_k: 4, top_p: 0.9}", "engine.speculation.draft: where SGLang verifies drafts, top_k and top_p cut one after the other"),
+    ],
+)
+def test_drafts_of_an_sglang_server_are_refused_where_they_would_change_what_is_sampled(evaluate: str, message: str) -> None:
+    engine = "engine={kind: sglang, device: cuda, max_length: 256, speculation: {draft: ngram}}"
+    with pytest.raises(ConfigError) as refused:
+        quickstart(engine, f"evaluate={evaluate}")
+    assert message in str(refused.value)
+    assert quickstart(engine, "evaluate={top_k: 4}").engine.speculation.draft == "ngram"
+
+
+def test_how_an_sglang_server_speculates_reaches_its_command_line() -> None:
+    given = "engine={kind: sglang, device: cuda, speculation: {draft: head, model: /heads/a, length: 3}, sglang: {head: eagle}}"
+    launch = engine_host(quickstart(given), RunFolder("/runs/a"), 0).settings
+    command = launch.command(Path("/model"), "127.0.0.1")
+    assert command[command.index("--speculative-algorithm") + 1] == "EAGLE"
+    assert command[command.index("--speculative-draft-model-path") + 1] == "/heads/a"
 
 
 def test_how_an_engine_speculates_reaches_its_command_line() -> None:
     config = quickstart("engine.speculation={draft: model, model: /drafts/small, length: 3, adaptive: false, memory: 7}")
     settings = engine_host(config, RunFolder("/runs/a"), 0).settings
     assert settings.speculation == SpeculationSettings("model", 3, False, "/drafts/small", 7)
+    config = quickstart("engine.speculation={draft: head, versions: s3://drafts/one, follow: true}")
+    launch = engine_host(config, RunFolder("/runs/a"), 0).settings
+    assert launch.speculation == SpeculationSettings("head", versions="s3://drafts/one", follow=True)
 
 
 def test_all_contradictions_are_told_at_once() -> None:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from rollart.config.engine import LogprobSettings, SglangSection
 from rollart.control.affinity import STAGES, Stage, wrong_fallbacks
+from rollart.engines.sglang.drafts import lossy_drafts
 from rollart.engines.sglang.flags import wrong_flags
+from rollart.engines.speculative.settings import WEIGHTED
 from rollart.rewards.registry import why_unknown
 
 if TYPE_CHECKING:
@@ -116,12 +118,16 @@ def _times(config: Config) -> Iterator[str]:
 
 def _speculation(config: Config) -> Iterator[str]:
     speculation = config.engine.speculation
-    if speculation.draft == "model" and speculation.model is None:
-        yield "engine.speculation.model: name the folder of the model that drafts"
-    if speculation.draft != "model" and speculation.model is not None:
-        yield f"engine.speculation.model: is of draft model, not of {speculation.draft}; change that, or leave it out"
-    if speculation.draft != "none" and config.engine.kind != "embedded":
-        yield f"engine.speculation.draft: is of engine.kind embedded, not of {config.engine.kind}; change that, or leave it out"
+    weighted = speculation.draft in WEIGHTED
+    if weighted and speculation.model is None and speculation.versions is None:
+        yield f"engine.speculation.model: name the folder of the {speculation.draft} that drafts, or the store of its versions in versions"
+    for name in ("model", "versions"):
+        if not weighted and getattr(speculation, name) is not None:
+            yield f"engine.speculation.{name}: is of draft {' or '.join(WEIGHTED)}, not of {speculation.draft}; change that, or leave it out"
+    if speculation.follow and speculation.versions is None:
+        yield "engine.speculation.follow: name the store whose versions are followed in versions, or leave it out"
+    if speculation.draft == "head" and config.engine.kind == "sglang" and speculation.model is None and speculation.versions is not None:
+        yield "engine.speculation.model: name the folder of a head to start SGLang's servers with, which can't begin without one"
 
 
 def _determinism(config: Config) -> Iterator[str]:

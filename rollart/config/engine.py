@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from rollart.config.section import Section
+from rollart.engines.sglang.drafts import HeadKind
 from rollart.engines.sglang.flags import Flag
 from rollart.engines.speculative.settings import DraftKind
 from rollart.training.settings import DEVICE
@@ -30,6 +31,7 @@ class SglangSection(Section):
     attention_backend: str | None = Field(
         None, pattern=r"^[a-z0-9_]+$", description="SGLang's name of it; default: torch_native on a CPU, else SGLang's choice"
     )
+    head: HeadKind = Field("eagle3", description="of engine.speculation.draft head: which of SGLang's algorithms the head is a checkpoint of")
     flags: dict[str, Flag] = Field(
         default_factory=dict,
         description="more flags of SGLang's server, by long name without dashes (true: a flag without a value); what the system sets itself, and "
@@ -43,13 +45,21 @@ class SpeculationSection(Section):
 
     draft: DraftKind = Field(
         "none",
-        description="who drafts: ngram looks up what came after the same tokens, also in earlier trajectories of the task; model: a smaller one",
+        description="who drafts: ngram looks up what came after the same tokens, also in earlier trajectories of the task; model: a smaller one; "
+        "head: a layer on the policy's own hidden states (see engines.md)",
     )
     length: int = Field(4, ge=1, le=15, description="tokens drafted at most, of each request in each pass")
     adaptive: bool = Field(True, description="draft fewer, or none, where that was measured to give more tokens a second")
     model: str | None = Field(
-        None, min_length=1, description="of draft model: its folder on the generation workers, with weights and the policy's tokenizer"
+        None,
+        min_length=1,
+        description="of draft model or head: the folder of its weights to start with, or its URL, or `URL@VERSION`; a model has the policy's "
+        "tokenizer",
     )
+    versions: str | None = Field(
+        None, min_length=1, description="of draft model or head: URL of the store of its versions, of which the newest is served from the start"
+    )
+    follow: bool = Field(False, description="serve newer versions of the draft as they appear in `versions`; else the one at the start stays")
     memory: int = Field(65536, ge=0, description="of draft ngram: tokens of ended requests that are remembered, half a kilobyte each")
 
 

@@ -31,9 +31,9 @@ def save_head(head: DraftHead, folder: Path) -> None:
     save_file({name: tensor.detach().contiguous().cpu() for name, tensor in head.state_dict().items()}, folder / WEIGHTS, {"format": "pt"})
 
 
-def load_head(folder: Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> DraftHead:
-    """The head of a folder; DraftError if it holds none, or weights that don't fit its config."""
-    config = read_config(folder)
+def load_head(folder: Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", otherwise: HeadConfig | None = None) -> DraftHead:
+    """The head of a folder, of the config `otherwise` where that holds none; DraftError if it holds no head, or weights that don't fit."""
+    config = otherwise if otherwise is not None and not (folder / CONFIG).exists() else read_config(folder)
     head = _empty(config)
     head.load_state_dict(read_weights(folder, config, dtype, device), assign=True)
     return head

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
@@ -14,14 +15,17 @@ from distributed import Worker, WorkerPlugin
 from distributed.comm import get_address_host
 
 from rollart.engines.client import EngineClient
-from rollart.engines.errors import EngineDied, EngineRefused, EngineUnreachable
+from rollart.engines.errors import EngineDied, EngineError, EngineRefused, EngineUnreachable
 from rollart.engines.process import EngineProcess
 from rollart.engines.router import EngineEntry
 from rollart.engines.settings import EngineLaunch, EngineSettings
+from rollart.engines.speculative.settings import WEIGHTED
 from rollart.fence import admit
+from storage.errors import StoreError
 from storage.version import Version
 
 if TYPE_CHECKING:
+    from rollart.engines.draft_versions import DraftVersions
     from rollart.engines.weight_cache import WeightCache
 
 __all__ = ["PLUGIN", "EngineHost", "EngineSettings", "chunk_server_task", "serve_task"]
@@ -61,6 +65,8 @@ class EngineHost(WorkerPlugin):
         self._token = secrets.token_urlsafe(32)
         self._process: EngineProcess | None = None
         self._cache: WeightCache | None = None
+        self._drafts: DraftVersions | None = None
+        self._following: asyncio.Task[None] | None = None
         self._client: EngineClient | None = None
         self._serving: asyncio.Lock | None = None
         self._address = "127.0.0.1"
@@ -76,18 +82,26 @@ class EngineHost(WorkerPlugin):
         self._client = EngineClient()
         self._cache = await asyncio.to_thread(_open_cache, self.weights_url, self.storage_options, self._token, self._address)
         try:
+            if isinstance(self.settings, EngineSettings) and self.settings.speculation.draft in WEIGHTED:
+                self._drafts = await asyncio.to_thread(_open_drafts, self.settings)
             await self._start()
         except BaseException:
             await self.teardown(worker)
             raise
+        if self._drafts is not None and self._drafts.follows:
+            self._following = asyncio.create_task(self._follow(self._drafts), name="follow-drafts")
 
     async def teardown(self, worker: Worker) -> None:
         """Ends the engine and removes this host's folders, unless another engine of the host uses them."""
-        process, cache, client = self._process, self._cache, self._client
-        self._process = self._cache = self._client = None
+        process, cache, client, drafts, following = self._process, self._cache, self._client, self._drafts, self._following
+        self._process = self._cache = self._client = self._drafts = self._following = None
+        if following is not None:
+            following.cancel()
         # The folders first: they alone outlive this process, which a nanny in a hurry may kill in the middle of this.
         if cache is not None:
             await asyncio.to_thread(cache.close)
+        if drafts is not None:
+            await asyncio.to_thread(drafts.close)
         if process is not None:
             await process.end()
         if client is not None:
@@ -149,7 +163,34 @@ class EngineHost(WorkerPlugin):
     async def _start(self) -> None:
         folder = await asyncio.to_thread(self._model_folder)
         settings = self.settings
-        self._process = await EngineProcess.start(settings.command(folder, self._address), settings.environment, settings.start_seconds)
+        with contextlib.ExitStack() as stack:
+            if self._drafts is not None and isinstance(settings, EngineSettings):
+                start = await asyncio.to_thread(stack.enter_context, self._drafts.start())
+                settings = settings if start is None else settings.drafting_from(*start)
+            self._process = await EngineProcess.start(settings.command(folder, self._address), settings.environment, settings.start_seconds)
+
+    async def _follow(self, drafts: DraftVersions) -> None:
+        """Gives the engine newer versions of its draft as they appear, between the policy's. One that doesn't come, or doesn't fit, is told of and
+        left out: drafts cost or save time, and change nothing else."""
+        try:
+            async for version in drafts.follow():
+                await self._give(drafts, version)
+        except StoreError as error:
+            log.error("drafts are no longer followed, and stay at version %s: %s", drafts.version, error)
+
+    async def _give(self, drafts: DraftVersions, version: Version) -> None:
+        if self._serving is None or self._client is None:
+            return
+        async with self._serving:
+            if self._process is None or not self._process.alive:
+                return  # it starts again with the newest
+            try:
+                folder = await asyncio.to_thread(drafts.folder, version)
+                await self._client.update_draft(self._process.url, str(folder), str(version))
+            except (StoreError, EngineError, OSError) as error:
+                log.warning("version %s of the draft is left out, and %s stays: %s", version, drafts.version, error)
+                return
+            drafts.version = version
 
     async def _restart(self) -> None:
         self.restarts += 1
@@ -174,6 +215,12 @@ class EngineHost(WorkerPlugin):
                 filesystem.get_file(name, str(aside))
                 aside.replace(file)
         return target
+
+
+def _open_drafts(settings: EngineSettings) -> DraftVersions:
+    from rollart.engines.draft_versions import DraftVersions  # as in `_open_cache`
+
+    return DraftVersions(settings.speculation, settings.storage_options)
 
 
 def _open_cache(weights_url: str, storage_options: Mapping[str, Any], token: str, address: str) -> WeightCache:

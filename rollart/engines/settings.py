@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,7 +51,8 @@ class EngineSettings:
 
     `slots` sequences of at most `max_length` tokens share the KV cache: those that run and those whose prefix waits for its
     next turn. `chunk` bounds the prompt tokens of one step, over all requests. `host` is where it listens, by default the
-    worker's own address; `port` 0 takes a free one. `start_seconds` bounds the start. The folder of a model that drafts is a local one.
+    worker's own address; `port` 0 takes a free one. `start_seconds` bounds the start. A draft's
+    weights are read with the same `storage_options`.
     """
 
     model_url: str
@@ -73,6 +75,10 @@ class EngineSettings:
     def swap(self) -> Swap:
         """It recomputes or keeps the KV as `kv` says, by itself."""
         return "between_steps"
+
+    def drafting_from(self, folder: Path, version: str) -> EngineSettings:
+        """The same with the draft's weights, of that version, in the local `folder`."""
+        return dataclasses.replace(self, speculation=dataclasses.replace(self.speculation, model=folder, version=version))
 
     @property
     def environment(self) -> dict[str, str]:

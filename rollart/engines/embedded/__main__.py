@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from rollart.engines.embedded.process import PortInUse, bind, follow_parent, ignore_interrupt
-from rollart.engines.speculative.settings import SpeculationSettings
+from rollart.engines.speculative.settings import WEIGHTED, SpeculationSettings
 
 USER_ERROR = 2
 
@@ -34,16 +34,19 @@ USER_ERROR = 2
 @click.option("--weight-version", default="default", show_default=True, help="Version of the weights in --model.")
 @click.option("--stream-interval", type=click.IntRange(1), default=1, show_default=True, help="Tokens between two events of a stream.")
 @click.option("--deterministic", is_flag=True, help="Tokens and log-probabilities depend bit for bit on weights, prompt and seed alone.")
-@click.option("--draft", type=click.Choice(["none", "ngram", "model"]), default="none", show_default=True, help="Who drafts tokens.")
+@click.option("--draft", type=click.Choice(["none", "ngram", "model", "head"]), default="none", show_default=True, help="Who drafts tokens.")
 @click.option("--draft-length", type=click.IntRange(1, 15), default=4, show_default=True, help="Tokens drafted at most.")
 @click.option("--draft-fixed", is_flag=True, help="Always draft that many, also where fewer or none were measured to be faster.")
 @click.option("--draft-memory", type=click.IntRange(0), default=65_536, show_default=True, help="Tokens that an ngram draft remembers.")
-@click.option("--draft-model", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder of the model of a model draft.")
+@click.option("--draft-model", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder of a draft's weights.")
+@click.option("--draft-version", default="default", show_default=True, help="Version of the weights in --draft-model.")
 @click.option("--detached", is_flag=True, help="Live on when stdin closes; for an engine started by hand.")
 def main(host: str, port: int, detached: bool, **options: Any) -> None:
     """Serves a causal language model over SGLang's HTTP protocol."""
-    if (options["draft"] == "model") != (options["draft_model"] is not None):
-        raise click.UsageError("--draft model and --draft-model go together")
+    if options["draft"] == "model" and options["draft_model"] is None:
+        raise click.UsageError("--draft model needs --draft-model")
+    if options["draft"] not in WEIGHTED and options["draft_model"] is not None:
+        raise click.UsageError(f"--draft-model is of --draft {' or '.join(WEIGHTED)}")
     if options["draft"] != "none" and options["deterministic"]:
         raise click.UsageError("--deterministic allows no --draft: what a pass computes would depend on what was drafted")
     ignore_interrupt()
@@ -78,6 +81,7 @@ async def _serve(
     draft_fixed: bool,
     draft_memory: int,
     draft_model: Path | None,
+    draft_version: str,
 ) -> int:
     """Serves until SIGTERM (0) or until the engine's loop fails (3)."""
     # Heavy imports come after the checks that need none of them.
@@ -94,7 +98,7 @@ async def _serve(
     if deterministic:
         torch.use_deterministic_algorithms(True)
     policy = PolicyModel(model, getattr(torch, dtype), torch.device(device))
-    speculation = SpeculationSettings(draft, draft_length, not draft_fixed, draft_model, draft_memory)
+    speculation = SpeculationSettings(draft, draft_length, not draft_fixed, draft_model, draft_memory, version=draft_version)
     try:
         speculator = make_speculator(speculation, policy, slots, max_length, chunk)
     except DraftError as error:

@@ -47,6 +47,22 @@ class PolicyModel:
         out = self._model(input_ids=step.ids, position_ids=step.positions, use_cache=False, logits_to_keep=step.sampled, step=step, return_dict=True)
         return out.logits[0]
 
+    def logits_and_hidden(self, step: PackedStep) -> tuple[Tensor, Tensor]:
+        """`logits`, and with them the last hidden states [N, H] of all tokens: after the final norm, what the LM head reads."""
+        found: list[Tensor] = []
+        # What a model does to its logits beside its LM head is its own affair; so it runs as ever, and is overheard.
+        hook = self._model.base_model.register_forward_hook(lambda _module, _arguments, out: found.append(out.last_hidden_state))
+        try:
+            logits = self.logits(step)
+        finally:
+            hook.remove()
+        return logits, found[0][0]
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """The embeddings [..., H] of tokens."""
+        embedded: Tensor = self._model.get_input_embeddings()(ids)
+        return embedded
+
     def stage(self, folder: Path) -> dict[str, Tensor]:
         """Reads the weights in `folder` into memory, in this model's names, shapes, type and device; safe beside a running step.
 

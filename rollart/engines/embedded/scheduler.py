@@ -178,6 +178,8 @@ class Scheduler:
             if placement.source != placement.slot:
                 self._cache.copy_prefix(placement.source, placement.slot, placement.cached)
             self._table.occupy(request, placement)
+            if self.speculator is not None:
+                self.speculator.placed(placement.slot, placement.source, placement.cached)
             if not request.output_ids:
                 request.cached_tokens = placement.cached
                 request.entered = request.entered or time.perf_counter()
@@ -214,7 +216,11 @@ class Scheduler:
         wanted[complete] = proposal.lengths + 1
         counts = counts + np.maximum(wanted - 1, 0)
         step = pack(self._cache, table.tokens, slots, starts, counts, wanted, self._model.device, in_place=not self._deterministic)
-        logits = self._model.logits(step)
+        if speculator is not None and speculator.reads_hidden:
+            logits, hidden = self._model.logits_and_hidden(step)
+            speculator.observed(step, hidden, slots, starts, counts)
+        else:
+            logits = self._model.logits(step)
         table.computed[slots] = starts + counts
         if not len(done):
             return

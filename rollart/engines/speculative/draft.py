@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
 from rollart.drafts.errors import DraftError
+from rollart.engines.embedded.attention import PackedStep
 from rollart.engines.embedded.request import Request
 from rollart.engines.embedded.sampling import RowTransforms
 
-__all__ = ["Asked", "Draft", "DraftError", "Proposal"]
+__all__ = ["Asked", "Draft", "DraftError", "Proposal", "ReadsHidden", "Weighted", "portions", "rows_at"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -76,3 +79,43 @@ class Draft(Protocol):
     def ended(self, request: Request) -> None:
         """Hears that a request has all its tokens and will not be asked for again."""
         ...
+
+
+@runtime_checkable
+class ReadsHidden(Protocol):
+    """A draft that reads the policy's hidden states, and so has to be told where they are: it keeps them place by place, as the policy its KV."""
+
+    def placed(self, slot: int, source: int, length: int) -> None:
+        """Hears that a request starts in `slot` with the first `length` places of slot `source`, which may be the same one."""
+        ...
+
+    def observed(self, step: PackedStep, hidden: Tensor, slots: Ints, starts: Ints, counts: Ints) -> None:
+        """Hears the last hidden states [N, H] of a pass over places [start, start + count) of `slots` [R], drafted tokens' among them."""
+        ...
+
+
+@runtime_checkable
+class Weighted(Protocol):
+    """A draft with weights of its own, which can be exchanged."""
+
+    def stage(self, folder: Path) -> Any:
+        """Reads weights of a folder into memory, beside a running step; WeightsError or DraftError if it holds none that fit."""
+        ...
+
+    def swap(self, staged: Any, version: str) -> None:
+        """Takes what was staged, between two steps."""
+        ...
+
+
+def portions(pending: Ints, chunk: int) -> Ints:
+    """How many of `pending` [R] tokens are read of each request in one pass: `chunk` beside one a request; those with few come first."""
+    order = np.argsort(pending, kind="stable")
+    before = np.cumsum(pending[order]) - pending[order]
+    counts = np.zeros_like(pending)
+    counts[order] = np.clip(chunk + len(pending) - before, 0, pending[order])
+    return counts
+
+
+def rows_at(rows: RowTransforms, at: Ints) -> RowTransforms:
+    """The transforms of some of the rows."""
+    return dataclasses.replace(rows, temperature=rows.temperature[at], top_p=rows.top_p[at], top_k=rows.top_k[at], min_p=rows.min_p[at])

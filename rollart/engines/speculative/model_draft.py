@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +13,9 @@ from rollart.engines.embedded.attention import SlotCache
 from rollart.engines.embedded.model import PolicyModel
 from rollart.engines.embedded.packing import pack
 from rollart.engines.embedded.request import Request
-from rollart.engines.embedded.sampling import RowTransforms, choose, transformed_logprobs, uniforms
+from rollart.engines.embedded.sampling import choose, transformed_logprobs, uniforms
 from rollart.engines.embedded.slots import MIN_COPY
-from rollart.engines.speculative.draft import Asked, DraftError, Ints, Proposal
+from rollart.engines.speculative.draft import Asked, DraftError, Ints, Proposal, portions, rows_at
 from rollart.engines.speculative.verification import DRAFT_STREAM
 
 __all__ = ["ModelDraft"]
@@ -40,6 +40,10 @@ class ModelDraft:
         self._read = np.zeros((slots, max_length), dtype=np.int64)  # the tokens that KV stands for, in the first `_computed` places
         self._computed = np.zeros(slots, dtype=np.int64)
         self._chunk = chunk
+
+    def stage(self, folder: Path) -> dict[str, Tensor]:
+        """Reads weights of a folder, as `PolicyModel.stage` does."""
+        return self.model.stage(folder)
 
     def swap(self, staged: dict[str, Tensor], version: str) -> None:
         """Exchanges this model's weights; what was computed with the old ones is dropped."""
@@ -66,7 +70,7 @@ class ModelDraft:
             slots, totals, wanted, counts = slots[complete], totals[complete], wanted[complete], counts[complete]
             if logits is None:
                 break
-            rows = _of(asked.rows, wanted)
+            rows = rows_at(asked.rows, wanted)
             logprobs = transformed_logprobs(logits, rows)
             tokens = choose(logits, logprobs, rows, uniforms(asked.seeds[wanted], (totals + place).astype(np.uint64), DRAFT_STREAM)).cpu().numpy()
             ids[wanted, place] = tokens
@@ -88,11 +92,7 @@ class ModelDraft:
                 self._copy(slot, tokens[slot, :total])
             self._read[slot, :total] = tokens[slot, :total]
         pending = totals - self._computed[slots]
-        order = np.argsort(pending, kind="stable")
-        before = np.cumsum(pending[order]) - pending[order]
-        counts = np.zeros_like(pending)
-        counts[order] = np.clip(self._chunk + len(slots) - before, 0, pending[order])
-        return counts
+        return portions(pending, self._chunk)
 
     def _copy(self, slot: int, tokens: Ints) -> None:
         """Takes over another slot's KV where that one has read more of these tokens."""
@@ -117,7 +117,3 @@ def _shared(left: Ints, right: Ints, length: int) -> int:
     """How many of the first `length` are equal from the start."""
     differs = np.flatnonzero(left[:length] != right[:length])
     return int(differs[0]) if len(differs) else length
-
-
-def _of(rows: RowTransforms, at: Ints) -> RowTransforms:
-    return dataclasses.replace(rows, temperature=rows.temperature[at], top_p=rows.top_p[at], top_k=rows.top_k[at], min_p=rows.min_p[at])

@@ -13,11 +13,11 @@ import numpy.typing as npt
 from torch import Tensor
 
 from rollart.control.speculation import AcceptanceWatch, DraftLengths
+from rollart.engines.embedded.attention import PackedStep
 from rollart.engines.embedded.model import WeightsError
 from rollart.engines.embedded.request import Request
 from rollart.engines.embedded.slots import SlotTable
-from rollart.engines.speculative.draft import Asked, Draft, Ints, Proposal
-from rollart.engines.speculative.model_draft import ModelDraft
+from rollart.engines.speculative.draft import Asked, Draft, DraftError, Ints, Proposal, ReadsHidden, Weighted
 
 __all__ = ["SpeculationTally", "Speculator"]
 
@@ -39,6 +39,7 @@ class Speculator:
 
     def __init__(self, draft: Draft, length: int, lengths: DraftLengths | None = None, watch: AcceptanceWatch | None = None) -> None:
         self.draft = draft
+        self._reads = draft if isinstance(draft, ReadsHidden) else None
         self.tally = SpeculationTally()
         self.asked = length
         self._length = length
@@ -55,19 +56,36 @@ class Speculator:
             "spec_accept_length": 1.0 + t.correct / t.verified if t.verified else None, "spec_alarm": self._watch.alarm,
         }  # fmt: skip
 
-    def stage(self, folder: Path) -> dict[str, Tensor]:
-        """Reads a draft model's weights, as `PolicyModel.stage` does; WeightsError also if this draft has none."""
-        return self._weighted().model.stage(folder)
+    def stage(self, folder: Path) -> Any:
+        """Reads the draft's own weights, for `swap`; WeightsError if the folder holds none that fit, or if this draft has none."""
+        try:
+            return self._weighted().stage(folder)
+        except DraftError as error:
+            raise WeightsError(str(error)) from error
 
-    def swap(self, staged: dict[str, Tensor], version: str | None) -> None:
-        """Gives a draft model staged weights, between two steps."""
-        draft = self._weighted()
-        draft.swap(staged, version or draft.version)
+    def swap(self, staged: Any, version: str | None) -> None:
+        """Gives the draft staged weights, between two steps."""
+        self._weighted().swap(staged, version or self.draft.version)
 
-    def _weighted(self) -> ModelDraft:
-        if not isinstance(self.draft, ModelDraft):
+    def _weighted(self) -> Weighted:
+        if not isinstance(self.draft, Weighted):
             raise WeightsError(f"the {self.draft.name} draft has no weights; leave selector out to load the policy's")
         return self.draft
+
+    @property
+    def reads_hidden(self) -> bool:
+        """Whether the draft has to be told where the policy's hidden states are."""
+        return self._reads is not None
+
+    def placed(self, slot: int, source: int, length: int) -> None:
+        """Hears where a request starts from, as `ReadsHidden.placed`."""
+        if self._reads is not None:
+            self._reads.placed(slot, source, length)
+
+    def observed(self, step: PackedStep, hidden: Tensor, slots: Ints, starts: Ints, counts: Ints) -> None:
+        """Hears what a pass has computed, as `ReadsHidden.observed`."""
+        if self._reads is not None:
+            self._reads.observed(step, hidden, slots, starts, counts)
 
     def propose(self, table: SlotTable, slots: Ints, decoding: npt.NDArray[np.bool_]) -> Proposal:
         """Drafts for the requests in `slots` [R] that are `decoding`, and writes the tokens behind the known ones in the table."""

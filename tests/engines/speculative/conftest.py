@@ -11,6 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from rollart.drafts.config import HeadConfig
+from rollart.drafts.head import DraftHead
 from rollart.engines.embedded.model import PolicyModel
 from rollart.engines.embedded.request import Request
 from rollart.engines.embedded.scheduler import Scheduler
@@ -106,6 +108,39 @@ def blend(model: Any, other: Any, share: float) -> Any:
 @pytest.fixture(scope="session")
 def near() -> Callable[..., Any]:
     return blend
+
+
+def head_of(model: Any, kept: Sequence[int] | None = None, steps: int = 0, seed: int = 0) -> DraftHead:
+    """A head on `model` with random weights, or trained for so many steps to follow it on its own text."""
+    torch.manual_seed(seed)
+    head = DraftHead(HeadConfig.of(model.config, kept=None if kept is None else len(kept)), None if kept is None else torch.tensor(kept))
+    if not steps:
+        return head
+    head.start_from(model.get_output_embeddings().weight.detach())
+    ids = torch.tensor([[5, 7, 3]]).repeat(128, 1)
+    with torch.no_grad():
+        for _ in range(12):
+            p = model(ids).logits[:, -1].softmax(-1)
+            ids = torch.cat([ids, torch.multinomial(p, 1)], 1)
+        hidden = model.model(ids).last_hidden_state
+        # Place t of the head says what comes after x_{t+1}, as place t + 1 of the policy does.
+        wanted = model(ids).logits[:, 1:, head.kept].softmax(-1)
+        embeddings = model.get_input_embeddings()(ids[:, 1:])
+    positions = torch.arange(ids.shape[1] - 1).expand(len(ids), -1)
+    optimiser = torch.optim.Adam(head.parameters(), 3e-3)
+    for _ in range(steps):
+        logprobs = head.logits(head(hidden[:, :-1], embeddings, positions)).log_softmax(-1)
+        loss = -(wanted * logprobs).sum(-1).mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    return head
+
+
+@pytest.fixture(scope="session")
+def headed() -> Callable[..., DraftHead]:
+    """`head_of`."""
+    return head_of
 
 
 @pytest.fixture

@@ -78,8 +78,8 @@ async def test_without_a_draft_nothing_is_told_of_one(wire, served):
 @pytest.mark.parametrize(
     ("switches", "says"),
     [
-        (["--draft", "model"], "--draft model and --draft-model go together"),
-        (["--draft", "ngram", "--draft-model", "."], "--draft model and --draft-model go together"),
+        (["--draft", "model"], "--draft model needs --draft-model"),
+        (["--draft", "ngram", "--draft-model", "."], "--draft-model is of --draft model or head"),
         (["--draft", "ngram", "--deterministic"], "--deterministic allows no --draft"),
         (["--draft", "ngram", "--draft-length", "16"], "16 is not in the range 1<=x<=15"),
     ],
@@ -119,9 +119,15 @@ def test_a_length_that_may_be_shortened_is_tried_from_none_on(policy, small, ask
 
 def test_settings_say_on_the_command_line_what_they_are(tmp_path):
     assert SpeculationSettings().arguments() == []
-    told = SpeculationSettings("model", 3, False, tmp_path).arguments()
-    assert told == ["--draft", "model", "--draft-length", "3", "--draft-memory", "65536", "--draft-model", str(tmp_path), "--draft-fixed"]
-    with pytest.raises(ValueError, match="a draft of kind model needs the folder of its model"):
+    told = SpeculationSettings("model", 3, False, tmp_path, version="0-4").arguments()
+    assert told == [
+        "--draft", "model", "--draft-length", "3", "--draft-memory", "65536", "--draft-model", str(tmp_path), "--draft-version", "0-4",
+        "--draft-fixed",
+    ]  # fmt: skip
+    assert SpeculationSettings("head", versions="s3://drafts", follow=True).arguments()[:2] == ["--draft", "head"]
+    with pytest.raises(ValueError, match="a draft of kind model needs the folder of its model, or its versions"):
         SpeculationSettings("model")
-    with pytest.raises(ValueError, match="a draft of kind ngram has no model"):
+    with pytest.raises(ValueError, match="a draft of kind ngram has no weights"):
         SpeculationSettings("ngram", model=tmp_path)
+    with pytest.raises(ValueError, match="only a draft that has versions can follow them"):
+        SpeculationSettings("head", model=tmp_path, follow=True)
