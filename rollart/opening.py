@@ -12,6 +12,7 @@ from typing import Any
 import cloudpickle
 from distributed import Client, Worker, WorkerPlugin
 
+from rollart.agents.worker import AgentLimits
 from rollart.cluster import ClusterWorker, check_cluster, connect, interrupts_here, local_cluster, scratch_folder, torch_threads
 from rollart.config import Config, ConfigError
 from rollart.control.affinity import Stage
@@ -299,6 +300,7 @@ def rollout_plan(config: Config, folder: RunFolder, lineage: int, coordinator: i
             t.sampling.transform, t.run_in,
             config.hardware[config.affinity.hardware_class("generate", t.name)].resource, t.system,
             None if t.scored_apart else t.reward,
+            AgentLimits(t.agent.run_timeout, t.agent.requests, t.agent.max_body, t.agent.parameters, t.agent.tool_format),
         )
         for t in config.tasks
     }  # fmt: skip
@@ -308,4 +310,5 @@ def rollout_plan(config: Config, folder: RunFolder, lineage: int, coordinator: i
         writers, sum(q.quota * q.group_size for q in config.quotas), config.policy.chat,
         begun_topic(config.redundancy, folder.name, lineage), told_topic(folder.name, lineage),
         routing_plan(config, folder.name, lineage), coordinator, recovery_s(config) + BEYOND_S,
+        config.rollout.agent_host,
     )  # fmt: skip

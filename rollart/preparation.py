@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollart import gguf
-from rollart.config import Config, ConfigError, TaskSettings
+from rollart.agents.tool_calls import UnknownFormat, tool_format
+from rollart.config import AgentSettings, Config, ConfigError, TaskSettings
 from rollart.control.seeds import derive
 from rollart.environments import registry
-from rollart.environments.protocol import Scripted, StepResult
+from rollart.environments.protocol import Scripted, StepResult, is_agent
 from rollart.rewards import registry as rewards
 from rollart.rollout import chat_template
 from storage.errors import StoreError
@@ -33,17 +34,40 @@ def check_inputs(config: Config, prepared: bool = False) -> None:
         problems.append(f"run.root: {config.run.root} is seen by one process alone, and a run has several; give a path, or a URL that all can reach")
     for task in config.tasks:
         try:
-            scripted = isinstance(registry.make(task.environment, **task.settings), Scripted)
+            made = registry.make(task.environment, **task.settings)
             rewards.resolve(task.reward)
         except (ValueError, TypeError, ImportError) as error:
             problems.append(f"tasks.{task.name}: {error}")
             continue
+        problems += _problems_of_agent(config, task) if is_agent(made) else _problems_of_no_agent(task)
+        scripted = isinstance(made, Scripted) and not is_agent(made)
         if config.warm_up.steps and config.warm_up.episodes.get(task.name) and not scripted:
             problems.append(f"warm_up.episodes.{task.name}: environment {task.environment!r} has no script() to play by; set it to 0")
     if config.policy.model is not None and not prepared:
         problems += _problems_of_model(config, config.policy.model)
     if problems:
         raise ConfigError("\n".join(problems))
+
+
+def _problems_of_agent(config: Config, task: TaskSettings) -> list[str]:
+    """What speaks against an agent's task."""
+    name, agent = f"tasks.{task.name}", task.agent
+    problems = []
+    if config.rollout.lease <= agent.run_timeout:
+        problems.append(f"rollout.lease: {config.rollout.lease:g} s end before {name}.agent.run_timeout ({agent.run_timeout:g} s) can; raise it")
+    if task.system:
+        problems.append(f"{name}.system: an agent writes its own messages; leave it out")
+    try:
+        tool_format(agent.tool_format)
+    except UnknownFormat as error:
+        problems.append(f"{name}.agent.tool_format: {error}")
+    return problems
+
+
+def _problems_of_no_agent(task: TaskSettings) -> list[str]:
+    if task.agent == AgentSettings():
+        return []
+    return [f"tasks.{task.name}.agent: environment {task.environment!r} is no agent; leave it out"]
 
 
 def _problems_of_model(config: Config, location: str) -> list[str]:
@@ -95,10 +119,18 @@ def _problems_of_chat(config: Config, template: Callable[[], chat_template.ChatT
     try:
         found = template()
         for task in config.tasks:
-            found.check(task.system, task.max_turns)
+            if not _is_agent(task.environment):  # an agent's segments end where the template changes what it said
+                found.check(task.system, task.max_turns)
     except (ConfigError, StoreError) as error:
         return [str(error)]
     return []
+
+
+def _is_agent(environment: str) -> bool:
+    try:
+        return is_agent(registry.resolve(environment))
+    except registry.UnknownEnvironment:  # which is told of elsewhere
+        return False
 
 
 class EnvironmentBroken(RuntimeError):
@@ -156,6 +188,9 @@ def episode_texts(tasks: Sequence[TaskSettings], seed: int) -> Iterator[str]:
 
 def _texts(task: TaskSettings, rng: random.Random) -> Iterator[Any]:
     environment: Any = registry.make(task.environment, **task.settings)
+    if is_agent(environment):  # what it says isn't known before it runs; the words around its messages are
+        yield "system: user: assistant: tool: \n"
+        return
     scripted = isinstance(environment, Scripted)
     try:
         yield _now(environment.reset(rng.getrandbits(31)))

@@ -40,6 +40,12 @@ class RolloutSettings(Section):
         180.0, gt=0, description="seconds that work may wait for a worker with its resource while the cluster has none, after which the run fails"
     )
     redundancy: RedundancySettings = Field(default_factory=lambda: RedundancySettings())
+    agent_host: str = Field(
+        "127.0.0.1",
+        min_length=1,
+        description="address at which each environment worker serves agents' URLs, on a free port; 0.0.0.0 for agents that run elsewhere "
+        "(in containers), who reach them at the worker's own address",
+    )
     flush: float = Field(
         0.25,
         gt=0,

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from rollart.agents.parameters import OtherParameters
 from rollart.config.section import Section
 from rollart.control.affinity import Stage
 from rollart.environments.protocol import RunIn
@@ -49,11 +50,25 @@ class FilterSettings(Section):
     )
 
 
+class AgentSettings(Section):
+    """What an agent, an environment that runs its own loop over an OpenAI client, may do."""
+
+    run_timeout: float = Field(240.0, gt=0, description="seconds after which its run, responses included, fails the attempt")
+    parameters: OtherParameters = Field(
+        "ignore",
+        description="what becomes of parameters that would change what is sampled (temperature, seed, ...) and are not as the run has them: "
+        "ignored, and counted in the trajectory's info, or refused with an error 400",
+    )
+    requests: int = Field(8, ge=1, le=1024, description="requests of an attempt that may be in flight at once; what is over gets an error 429")
+    max_body: int = Field(1 << 20, ge=1024, description="bytes of a request; what is over gets an error 413")
+    tool_format: str = Field("hermes", description="how the policy writes tool calls: hermes (<tool_call>{...}</tool_call>), or `module:Class`")
+
+
 class TaskSettings(Section):
     """One task of the mix."""
 
     name: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", description="name in metrics, tables and on the dashboard")
-    environment: str = Field(description="a registered environment's name, or `module:Class`")
+    environment: str = Field(description="a registered environment's name, or `module:Class`, which may be an agent's")
     settings: dict[str, Any] = Field(default_factory=dict, description="the environment's own settings")
     system: str = Field("", description="the system message that its episodes begin with; needs policy.chat")
     reward: str = Field("environment", description="a registered verifier's name, or `module:function`")
@@ -65,15 +80,16 @@ class TaskSettings(Section):
     weight: float = Field(1.0, gt=0, le=1e6, description="share of the groups of a batch, relative to the other tasks")
     group_size: int = Field(8, ge=2, description="trajectories a group (G)")
     min_members: int | None = Field(None, ge=2, description="survivors below which a group is dropped whole; default: group_size")
-    max_turns: int = Field(1, ge=1, description="turns after which an episode is cut off")
+    max_turns: int = Field(1, ge=1, description="turns after which an episode is cut off; of an agent, the responses that it may ask for")
     max_new_tokens: int = Field(16, ge=1, description="tokens a response may have")
-    max_tokens: int = Field(256, ge=8, description="tokens a trajectory may have, prompts included")
+    max_tokens: int = Field(256, ge=8, description="tokens a trajectory may have, prompts included, in all of its segments")
     reset_timeout: float = Field(120.0, gt=0, description="seconds after which a reset fails the attempt (none for a plain function in the loop)")
     step_timeout: float = Field(60.0, gt=0, description="the same for a step")
     reward_timeout: float = Field(
         60.0, gt=0, description="seconds after which its verifier fails the attempt (none for those that are quick by nature, in an episode's task)"
     )
     run_in: RunIn = Field("thread", description="where the environment's calls run: in a thread, or in the worker's loop if none takes over 1 ms")
+    agent: AgentSettings = Field(default_factory=lambda: AgentSettings())
     sampling: Sampling = Field(default_factory=lambda: Sampling())
     advantage: AdvantageOverride = Field(default_factory=lambda: AdvantageOverride())
     filters: FilterSettings = Field(default_factory=lambda: FilterSettings())

@@ -25,3 +25,9 @@ def sampling_seed(run_seed: int, attempt: Attempt, turn: int) -> int:
     """The seed of one response; independent of the attempt's number, so a retry is not a second draw."""
     e = attempt.episode
     return derive(run_seed, "sampling", e.purpose, e.task, e.index, attempt.member, turn)
+
+
+def request_seed(run_seed: int, attempt: Attempt, prompt: str, draw: int) -> int:
+    """The seed of an agent's request: of the `draw`-th answer to the same `prompt` (a digest of its ids), in whatever order requests come."""
+    e = attempt.episode
+    return derive(run_seed, "request", e.purpose, e.task, e.index, attempt.member, prompt, draw)

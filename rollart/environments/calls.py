@@ -15,7 +15,7 @@ from typing import Any
 
 from distributed.threadpoolexecutor import ThreadPoolExecutor
 
-from rollart.environments.protocol import Environment, RunIn
+from rollart.environments.protocol import Agent, Environment, RunIn
 
 THREADS = 64
 """Calls of one process that may block a thread at the same time."""
@@ -100,15 +100,16 @@ class CallPool:
 
 
 class EnvironmentCalls:
-    """The calls of one environment, one at a time. `limits_s`: seconds by method (`reset`, `step`); a plain function in the loop has none."""
+    """The calls of one environment or agent, one at a time. `limits_s`: seconds by method (`reset`, `step`, `run`); a plain function in the loop
+    has none."""
 
-    def __init__(self, environment: Environment, run_in: RunIn, limits_s: dict[str, float], pool: CallPool) -> None:
+    def __init__(self, environment: Environment | Agent, run_in: RunIn, limits_s: dict[str, float], pool: CallPool) -> None:
         self._environment, self._run_in, self._limits_s, self._pool = environment, run_in, limits_s, pool
         self._left: asyncio.Future[Any] | None = None
 
-    async def call(self, method: str, argument: Any) -> Any:
-        """`reset(seed)` or `step(action)`, with what it raises. CallTimedOut."""
-        return await self._run(partial(getattr(self._environment, method), argument), method, self._limits_s.get(method))
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """`reset(seed)`, `step(action)` or `run(seed, url, key)`, with what it raises. CallTimedOut."""
+        return await self._run(partial(getattr(self._environment, method), *arguments), method, self._limits_s.get(method))
 
     async def close(self) -> None:
         """Closes the environment, once; after the call that was left behind, if one was, without waiting for it here.
@@ -126,10 +127,11 @@ class EnvironmentCalls:
         await self._close()
 
     async def _close(self) -> None:
-        if self._pool.full:
+        close: Callable[[], Any] | None = getattr(self._environment, "close", None)  # which an agent need not have
+        if self._pool.full or close is None:
             return
         try:
-            await self._run(self._environment.close, "close", CLOSE_S)
+            await self._run(close, "close", CLOSE_S)
         except Exception as error:  # noqa: BLE001 - code of others
             log.warning("an environment (%s) was not closed: %s: %s", type(self._environment).__name__, type(error).__name__, error)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from rollart.environments.protocol import Environment
+from rollart.environments.protocol import Agent, Environment, is_agent
 from rollart.import_paths import why_not_imported
 
 NAMES: dict[str, str] = {
@@ -37,8 +37,9 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def resolve(name: str) -> type[Environment]:
-    """The class that `name` (a short name, or an import path `module:Class`) stands for; UnknownEnvironment if there is none."""
+def resolve(name: str) -> type[Environment] | type[Agent]:
+    """The class, of an environment or an agent, that `name` (a short name, or an import path `module:Class`) stands for; UnknownEnvironment if
+    there is none."""
     if name not in NAMES and ":" not in name:
         raise UnknownEnvironment(f"unknown environment {name!r}; known are {', '.join(sorted(NAMES))}, and any import path module:Class")
     path = NAMES.get(name, name)
@@ -47,13 +48,13 @@ def resolve(name: str) -> type[Environment]:
     except (Exception, SystemExit) as error:  # importing runs a user's module, which may end in anything
         raise UnknownEnvironment(f"environment {name!r} cannot be imported from {path!r}: {why_not_imported(path, error)}") from error
     missing = [m for m in ("reset", "step", "close") if not callable(getattr(found, m, None))]
-    if not isinstance(found, type) or missing:
-        raise UnknownEnvironment(f"{path!r} is no environment class; it lacks {', '.join(missing) or 'being a class'}")
+    if not isinstance(found, type) or (missing and not is_agent(found)):
+        raise UnknownEnvironment(f"{path!r} is no environment class, and without run() no agent; it lacks {', '.join(missing) or 'being a class'}")
     return found
 
 
-def make(name: str, **settings: Any) -> Environment:
-    """A new environment `name` with `settings`.
+def make(name: str, **settings: Any) -> Environment | Agent:
+    """A new environment, or agent, `name` with `settings`.
 
     A class with a pydantic model as its attribute `Settings` gets that model; any other gets the settings as keyword arguments.
     Raises UnknownEnvironment, EnvironmentSettingsError with the field's name, or EnvironmentFailed with what the class raised.
@@ -72,9 +73,9 @@ def make(name: str, **settings: Any) -> Environment:
     return _made(name, cls, **settings)
 
 
-def _made(name: str, cls: Any, *args: Any, **settings: Any) -> Environment:
+def _made(name: str, cls: Any, *args: Any, **settings: Any) -> Environment | Agent:
     try:
-        made: Environment = cls(*args, **settings)
+        made: Environment | Agent = cls(*args, **settings)
     except (ValidationError, EnvironmentSettingsError):
         raise
     except (Exception, SystemExit) as error:  # a user's code, which may end in anything

@@ -10,7 +10,7 @@ from jinja2 import TemplateError
 
 from rollart.config import ConfigError
 
-__all__ = ["ChatTemplate", "TemplateRefused", "of_folder", "of_text"]
+__all__ = ["ChatTemplate", "TemplateRefused", "if_any", "of_folder", "of_text"]
 
 TEMPLATE_FILE, TEMPLATE_JSON, TOKENIZER_CONFIG = "chat_template.jinja", "chat_template.json", "tokenizer_config.json"
 SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -58,26 +58,41 @@ class ChatTemplate:
             for n in (2, 3):
                 self.following(system, [f"observation {i}" for i in range(n)], response)
 
-    def _render(self, system: str, observations: Sequence[str], response: str) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+        """The whole text of a prompt that asks for what follows `messages`. Raises what the template does."""
         from transformers.utils.chat_template_utils import render_jinja_template  # keeps the template in a sandbox
 
+        conversations, given = [list(messages)], None if tools is None else list(tools)
+        (text,), _ = render_jinja_template(conversations, given, chat_template=self.text, add_generation_prompt=True, **self.special)
+        return text
+
+    def _render(self, system: str, observations: Sequence[str], response: str) -> str:
         messages = [{"role": "system", "content": system}] if system else []
         for turn, observation in enumerate(observations):
             if turn:
                 messages.append({"role": "assistant", "content": response})
             messages.append({"role": "user", "content": observation})
         try:
-            (text,), _ = render_jinja_template(conversations=[messages], chat_template=self.text, add_generation_prompt=True, **self.special)
+            return self.render(messages)
         except TemplateError as error:
             roles = "system, user and assistant" if system else "user and assistant"
             raise TemplateRefused(
                 f"policy.chat: the model's chat template refuses messages of {roles} ({error}); leave tasks[].system out, or set policy.chat to false"
             ) from error
-        return text
 
 
 def of_folder(names: Collection[str], read: Callable[[str], bytes]) -> ChatTemplate:
     """The chat template of a model's folder, of whose files `names` are there and `read` gives the content. TemplateRefused without one."""
+    return of_text(*_in_folder(names, read))
+
+
+def if_any(names: Collection[str], read: Callable[[str], bytes]) -> ChatTemplate | None:
+    """The same, but None without one. TemplateRefused where the files can't be read."""
+    text, special = _in_folder(names, read)
+    return of_text(text, special) if text else None
+
+
+def _in_folder(names: Collection[str], read: Callable[[str], bytes]) -> tuple[str, dict[str, str]]:
     try:
         said = dict(json.loads(read(TOKENIZER_CONFIG))) if TOKENIZER_CONFIG in names else {}
         if TEMPLATE_FILE in names:
@@ -86,7 +101,7 @@ def of_folder(names: Collection[str], read: Callable[[str], bytes]) -> ChatTempl
             text = _chosen(json.loads(read(TEMPLATE_JSON))["chat_template"] if TEMPLATE_JSON in names else said.get("chat_template"))
     except (ValueError, TypeError, KeyError) as error:
         raise TemplateRefused(f"policy.chat: the model's tokenizer files can't be read ({type(error).__name__}: {error}); save them anew") from error
-    return of_text(text, {name: _text(said[name]) for name in SPECIAL if said.get(name)})
+    return text, {name: _text(said[name]) for name in SPECIAL if said.get(name)}
 
 
 def of_text(text: str, special: Mapping[str, str] | None = None) -> ChatTemplate:

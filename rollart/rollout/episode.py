@@ -198,13 +198,19 @@ def _stepped(value: Any) -> StepResult:
     """What `step` returned; EpisodeFailed unless every part of it can be stored: it shares a file with other trajectories."""
     if not isinstance(value, StepResult):
         raise EpisodeFailed(f"environment returned {type(value).__name__} from step, where a StepResult is needed")
-    try:
-        reward, stored = float(value.reward), json.dumps(value.info)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise EpisodeFailed(f"environment returned a reward or an info from step that is no number or no JSON: {error}") from error
-    if not math.isfinite(reward) or not stored.startswith("{"):
-        raise EpisodeFailed(f"environment returned reward {reward} and info {stored[:80]} from step; a finite number and a JSON object are needed")
+    reward = storable(value.reward, value.info, "environment returned", "step")
     return dataclasses.replace(value, observation=_text(value.observation, "step"), reward=reward)
+
+
+def storable(reward: Any, info: Any, who: str, stage: str) -> float:
+    """The reward as a number; EpisodeFailed unless it and `info` can be stored."""
+    try:
+        number, stored = float(reward), json.dumps(info)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise EpisodeFailed(f"{who} a reward or an info from {stage} that is no number or no JSON: {error}") from error
+    if not math.isfinite(number) or not stored.startswith("{"):
+        raise EpisodeFailed(f"{who} reward {number} and info {stored[:80]} from {stage}; a finite number and a JSON object are needed")
+    return number
 
 
 class _Play(Protocol):

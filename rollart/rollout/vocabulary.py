@@ -52,7 +52,10 @@ class Vocabulary:
             return self.encode(observations[-1], first=len(observations) == 1)
         if last is None:
             return self.encode(self._template.opening(system, observations[-1]))
-        following = self._template.following(system, observations)
+        return self.going_on(self._template.following(system, observations), last)
+
+    def going_on(self, following: str, last: int) -> list[int]:
+        """Ids of the text `following` after a response that ends with the id `last`; what ended it there isn't said again."""
         ended = self._tokenizer.id_to_token(last) if last in self.eos_ids else None
         if ended is None or not following.startswith(ended):
             return self.encode(following)
@@ -62,6 +65,15 @@ class Vocabulary:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of sampled ids, without special tokens."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    @property
+    def end(self) -> str:
+        """The text of the special token that ends a response."""
+        return str(self._tokenizer.id_to_token(self.eos_ids[0]))
+
+    def spelled(self, token: int) -> str:
+        """A single token as its vocabulary spells it, which for bytes of a character is not the text."""
+        return str(self._tokenizer.id_to_token(token))
 
     def _with_end_of_message(self, template: chat_template.ChatTemplate) -> tuple[int, ...]:
         """The end ids, and before them the special token that ends a response in the template: a policy trained on it stops by it."""

@@ -7,11 +7,13 @@ import dataclasses
 import logging
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from dask.typing import Key
 from distributed import Worker, WorkerPlugin, get_worker
 
+from rollart.agents.play import AgentRunner
+from rollart.agents.worker import AgentLimits, SharedByAgents
 from rollart.control.staleness import StalenessWindow
 from rollart.engines.client import EngineClient
 from rollart.engines.errors import EngineUnreachable
@@ -19,7 +21,7 @@ from rollart.engines.response import Response
 from rollart.engines.router import EngineTable, Routes
 from rollart.environments import registry as environments
 from rollart.environments.calls import CallPool
-from rollart.environments.protocol import RunIn
+from rollart.environments.protocol import Environment, RunIn, is_agent
 from rollart.fence import admit
 from rollart.rewards.registry import LIGHT
 from rollart.rewards.worker import scored, scored_within
@@ -64,6 +66,7 @@ class TaskPlan:
     engine_class: str
     system: str = ""
     verifier: str | None = None
+    agent: AgentLimits = field(default_factory=AgentLimits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,7 @@ class RolloutPlan:
     routing: RoutingPlan = field(default_factory=RoutingPlan)
     coordinator: int = 0
     engine_wait_s: float = 180.0
+    agent_host: str = "127.0.0.1"
 
 
 @dataclass(slots=True)
@@ -107,6 +111,7 @@ class _Shared:
     pool: CallPool
     recorded: Recorded
     stored: StoredTrajectories
+    agents: SharedByAgents
     table: EngineTable | None = None
     announced: asyncio.Event = field(default_factory=asyncio.Event)
     newest: int = NOT_SAMPLED
@@ -122,7 +127,7 @@ class EnvironmentPlugin(WorkerPlugin):
         self.plan = plan
         self.shared: _Shared | None = None
         self.running: dict[str, asyncio.Task[Any]] = {}
-        self.playing: dict[Attempt, EpisodeRunner] = {}
+        self.playing: dict[Attempt, EpisodeRunner | AgentRunner] = {}
         self.doing = Doings()
 
     async def setup(self, worker: Worker) -> None:
@@ -138,10 +143,12 @@ class EnvironmentPlugin(WorkerPlugin):
             pool,
             Recorded(store),
             StoredTrajectories(self.plan.run_url, self.plan.storage_options, keep=4),
+            SharedByAgents(self.plan.agent_host, lambda: local_folder(self.plan.policy_folder, self.plan.storage_options)),
         )
 
     async def teardown(self, worker: Worker) -> None:
         if self.shared is not None:
+            await self.shared.agents.close()
             await self.shared.client.close()
             self.shared.pool.close()
 
@@ -172,6 +179,11 @@ class EnvironmentPlugin(WorkerPlugin):
         stopped = sum([runner.stop_for_age(newest) for runner in self.playing.values()])
         if stopped:
             log.info("version %d made %d trajectories too old to be trained on; they are stopped", newest, stopped)
+
+    @property
+    def agents(self) -> SharedByAgents:
+        """What makes agents' runners."""
+        return self._shared().agents
 
     def _shared(self) -> _Shared:
         if self.shared is None:
@@ -339,13 +351,21 @@ async def _played(plugin: EnvironmentPlugin, attempt: Attempt) -> Trajectory:
         environment = environments.make(task.environment, **task.settings)
     except Exception as error:
         raise EpisodeFailed(f"tasks.{attempt.episode.task}: its environment could not be made: {type(error).__name__}: {error}") from error
-    runner = plugin.playing[attempt] = plugin.runner(attempt)
+
+    async def generate(request: GenerateRequest) -> GenerateResult:
+        return await plugin.generate(attempt, request)
+
     try:
+        runner = plugin.runner(attempt)
+        if is_agent(environment):
+            playing = plugin.playing[attempt] = await plugin.agents.runner(runner, task.agent)
+            return await playing.play(environment, attempt, generate)
+        plugin.playing[attempt], environment = runner, cast(Environment, environment)
         if attempt.episode.purpose == "warm_up":
             return await runner.play_script(environment, attempt)
-        return await runner.play(environment, attempt, lambda request: plugin.generate(attempt, request))
+        return await runner.play(environment, attempt, generate)
     finally:
-        del plugin.playing[attempt]
+        plugin.playing.pop(attempt, None)
 
 
 async def push_table(table: EngineTable, newest: int, routes: Routes | None = None, *, dask_worker: Worker) -> bool:
