@@ -278,7 +278,8 @@ def _engine_launch(config: Config, folder: RunFolder) -> EngineLaunch:
         s = e.sglang
         return SglangSettings(
             folder.child(POLICY), folder.storage_options, s.python, e.slots, e.max_length, e.chunk, e.dtype, e.device, e.kv, s.tensor_parallel,
-            s.memory_fraction, s.attention_backend, s.flags, start_seconds=s.start_timeout,
+            s.memory_fraction, s.attention_backend, s.flags, start_seconds=s.start_timeout, head=s.head,
+            speculation=SpeculationSettings(**e.speculation.model_dump()),
         )  # fmt: skip
     return EngineSettings(
         model_url=folder.child(POLICY), storage_options=folder.storage_options, slots=e.slots, max_length=e.max_length, chunk=e.chunk,

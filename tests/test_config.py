@@ -138,7 +138,7 @@ def test_drafts_of_an_sglang_server_are_refused_where_they_would_change_what_is_
 
 
 def test_how_an_sglang_server_speculates_reaches_its_command_line() -> None:
-    given = "engine={kind: sglang, device: cuda, speculation: {draft: head, model: /heads/a, length: 3}, sglang: {head: eagle}}"
+    given = "engine={kind: sglang, device: cuda, max_length: 256, speculation: {draft: head, model: /heads/a, length: 3}, sglang: {head: eagle}}"
     launch = engine_host(quickstart(given), RunFolder("/runs/a"), 0).settings
     command = launch.command(Path("/model"), "127.0.0.1")
     assert command[command.index("--speculative-algorithm") + 1] == "EAGLE"

@@ -11,6 +11,7 @@ from rollart.engines.sglang.drafts import lossy_drafts
 from rollart.engines.sglang.flags import wrong_flags
 from rollart.engines.speculative.settings import WEIGHTED
 from rollart.rewards.registry import why_unknown
+from rollart.types import SamplingTransform
 
 if TYPE_CHECKING:
     from rollart.config.whole import Config
@@ -149,7 +150,9 @@ def _sglang(config: Config) -> Iterator[str]:
         if sglang != SglangSection():
             yield f"engine.sglang: is of engine.kind sglang, not of {engine.kind}; change that, or leave it out"
         return
-    yield from (f"engine.sglang.flags.{name}: {wrong}" for name, wrong in wrong_flags(sglang.flags, engine.device))
+    yield from (f"engine.sglang.flags.{name}: {wrong}" for name, wrong in wrong_flags(sglang.flags))
+    lossy = lossy_drafts(engine.speculation.draft, engine.device, SamplingTransform(temperature=config.evaluate.temperature))
+    yield from (f"engine.speculation.draft: {why}" for why in lossy)
     if engine.device.startswith("cpu"):
         if sglang.tensor_parallel > 1:
             yield "engine.sglang.tensor_parallel: needs engine.device cuda; leave it at 1 on a CPU"

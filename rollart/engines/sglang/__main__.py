@@ -38,8 +38,9 @@ class Stopped(Exception):
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.option("--python", default=sys.executable, show_default=True, help="Interpreter of the environment with SGLang.")
 @click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--adaptive", help="JSON of the draft lengths that the server may choose from, by batch size.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def main(python: str, host: str, arguments: tuple[str, ...]) -> None:
+def main(python: str, host: str, adaptive: str | None, arguments: tuple[str, ...]) -> None:
     """Starts `PYTHON -m sglang.launch_server ARGUMENTS` at a free port of HOST and stays with it."""
     ignore_interrupt()
     signal.signal(signal.SIGTERM, _stop)
@@ -47,7 +48,7 @@ def main(python: str, host: str, arguments: tuple[str, ...]) -> None:
     threading.Thread(target=_stop_with_stdin, name="stdin-watch", daemon=True).start()
     try:
         check_version(python)
-        sys.exit(_serve(python, host, arguments))
+        sys.exit(_serve(python, host, adaptive, arguments))
     except WrongSglang as error:
         click.echo(str(error), err=True)
         sys.exit(USER_ERROR)
@@ -57,12 +58,16 @@ def main(python: str, host: str, arguments: tuple[str, ...]) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what remains is the interpreter's own end
 
 
-def _serve(python: str, host: str, arguments: tuple[str, ...]) -> int:
+def _serve(python: str, host: str, adaptive: str | None, arguments: tuple[str, ...]) -> int:
     """Serves until Stopped, or until the server ends by itself, which is an error: `ENDED`."""
     with bind(host, 0) as free:
         port = free.getsockname()[1]
     command = [python, "-m", "sglang.launch_server", "--host", host, "--port", str(port), *arguments]
     with tempfile.TemporaryDirectory(prefix="sglang-") as temporary:
+        if adaptive is not None:
+            lengths = Path(temporary) / "draft-lengths.json"
+            lengths.write_text(adaptive)
+            command += ["--speculative-adaptive", "--speculative-adaptive-config", str(lengths)]
         return _watch(command, host, port, {**os.environ, "TMPDIR": temporary})
 
 

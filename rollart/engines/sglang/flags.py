@@ -23,6 +23,14 @@ OWN: Mapping[str, str] = {
     "grammar-backend": "nothing: requests have no grammar", "log-level": "nothing: it is warning",
     "skip-server-warmup": "nothing: an engine is announced once it has generated", "api-key": "nothing: the engines' network is trusted",
     "admin-api-key": "nothing: the engines' network is trusted", "config": "the fields of engine, one by one",
+    "speculative-algorithm": "engine.speculation.draft", "speculative-num-steps": "engine.speculation.length",
+    "speculative-num-draft-tokens": "engine.speculation.length", "speculative-eagle-topk": "nothing: one drafted token follows another",
+    "speculative-draft-model-path": "engine.speculation.model", "speculative-draft-model": "engine.speculation.model",
+    "speculative-draft-load-format": "engine.speculation.model", "uno-lora-path": "engine.speculation.draft",
+    "speculative-ngram-max-bfs-breadth": "nothing: one drafted token follows another",
+    "speculative-ngram-capacity": "engine.speculation.memory", "speculative-adaptive": "engine.speculation.adaptive",
+    "speculative-adaptive-config": "engine.speculation.adaptive",
+    "speculative-use-rejection-sampling": "nothing: it is on where a draft's probabilities are known",
 }  # fmt: skip
 """Flags that the system sets, and what sets them in a configuration."""
 
@@ -39,8 +47,6 @@ LOSSY: Mapping[str, str] = {
     "kv-cache-dtype": "a cache in another format than the weights' samples from another distribution than the policy's",
     "speculative-accept-threshold-single": "drafts would be accepted that the policy would not sample",
     "speculative-accept-threshold-acc": "drafts would be accepted that the policy would not sample",
-    "speculative-draft-model-path": "a version from the store would be loaded into the draft too",
-    "speculative-draft-model": "a version from the store would be loaded into the draft too",
     "disaggregation-mode": "a version from the store reaches one server, not a pair of them",
     "data-parallel-size": "a worker owns one engine; add generation workers instead",
     "dp-size": "a worker owns one engine; add generation workers instead",
@@ -50,8 +56,8 @@ LOSSY: Mapping[str, str] = {
 """Flags that no run may set, and why."""
 
 
-def wrong_flags(flags: Mapping[str, Flag], device: str) -> Iterator[tuple[str, str]]:
-    """The flags, by name without dashes in front, that can't be added for an engine on `device`, each with the reason and a remedy."""
+def wrong_flags(flags: Mapping[str, Flag]) -> Iterator[tuple[str, str]]:
+    """The flags, by name without dashes in front, that can't be added, each with the reason and a remedy."""
     for name in flags:
         if name != name.strip().lstrip("-") or "_" in name or "=" in name or " " in name:
             yield name, "write the flag's long name without the dashes in front, such as schedule-policy"
@@ -61,8 +67,6 @@ def wrong_flags(flags: Mapping[str, Flag], device: str) -> Iterator[tuple[str, s
             yield name, f"{LOSSY[name]}; leave it out"
         elif any(known.startswith(name) for known in (*OWN, *LOSSY)):
             yield name, "it could stand for a flag that is refused; write the whole name of the one that is meant"
-        elif name.startswith("speculative-") and device.startswith("cpu"):
-            yield name, "on a CPU SGLang accepts drafts greedily whatever the temperature, which is not lossless; leave it out"
 
 
 def flag_arguments(flags: Mapping[str, Flag]) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +11,9 @@ from typing import Any, Literal
 
 from rollart.engines.response import STREAM_INTERVAL
 from rollart.engines.settings import Swap
+from rollart.engines.sglang.drafts import HeadKind, adaptive_steps, draft_flags
 from rollart.engines.sglang.flags import Flag, flag_arguments
+from rollart.engines.speculative.settings import WEIGHTED, SpeculationSettings
 from rollart.types import KVMode
 
 __all__ = ["SglangSettings"]
@@ -26,7 +30,7 @@ class SglangSettings:
     `python` is the interpreter of the environment with SGLang, which need not be this one; None takes this one. `slots` requests run at a
     time. On a CPU the KV cache has room for just these; elsewhere `memory_fraction` of the device's memory holds weights and cache, None leaves
     that to SGLang. `tensor_parallel` devices share the model, from the one in `device` on. `attention_backend` None: torch_native on a CPU, else
-    SGLang's choice. `flags`: more of its flags, which `wrong_flags` has nothing against.
+    SGLang's choice. `flags`: more of its flags, which `wrong_flags` has nothing against. A draft of kind head is one of `head`.
     """
 
     model_url: str
@@ -44,6 +48,17 @@ class SglangSettings:
     flags: Mapping[str, Flag] = field(default_factory=dict)
     stream_interval: int = STREAM_INTERVAL
     start_seconds: float = 600.0
+    speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
+    head: HeadKind = "eagle3"
+
+    @property
+    def by_tensors(self) -> bool:
+        """Whether new weights are sent as tensors: what is loaded from a folder would go into a draft with weights of its own as well."""
+        return self.speculation.draft in WEIGHTED
+
+    def drafting_from(self, folder: Path, version: str) -> SglangSettings:
+        """The same with the draft's weights, of that version, in the local `folder`."""
+        return dataclasses.replace(self, speculation=dataclasses.replace(self.speculation, model=folder, version=version))
 
     @property
     def swap(self) -> Swap:
@@ -67,7 +82,10 @@ class SglangSettings:
         ours = ["-m", "rollart.engines.sglang", "--host", host]
         if self.python is not None:
             ours += ["--python", self.python]
-        return [*ours, "--", *flag_arguments(self._own_flags(folder)), *flag_arguments(self.flags)]
+        if (steps := adaptive_steps(self.speculation)) is not None:
+            ours += ["--adaptive", json.dumps(steps)]
+        flags = (self._own_flags(folder), draft_flags(self.speculation, self.head), self.flags)
+        return [*ours, "--", *(argument for each in flags for argument in flag_arguments(each))]
 
     def _own_flags(self, folder: Path) -> dict[str, Flag]:
         kind, _, index = self.device.partition(":")

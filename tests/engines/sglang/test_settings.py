@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 
+from rollart.engines.sglang.drafts import adaptive_steps, lossy_drafts
 from rollart.engines.sglang.flags import LOSSY, OWN, flag_arguments, wrong_flags
 from rollart.engines.sglang.settings import SglangSettings
+from rollart.engines.speculative.settings import DraftKind, SpeculationSettings
+from rollart.types import SamplingTransform
 
 
 def arguments(settings: SglangSettings) -> dict[str, str | bool]:
@@ -53,16 +58,72 @@ def test_flags_with_and_without_a_value() -> None:
 
 @pytest.mark.parametrize("name", ["disable-radix-cache", "page-size", "enable-deterministic-inference", "cuda-graph-max-bs-decode"])
 def test_what_changes_no_distribution_may_be_added(name: str) -> None:
-    assert list(wrong_flags({name: True}, "cuda")) == []
+    assert list(wrong_flags({name: True})) == []
 
 
 @pytest.mark.parametrize("name", [*OWN, *LOSSY, "--page-size", "page_size", "page-size=3", "quant", "tok"])
 def test_what_the_system_sets_or_is_not_lossless_is_refused(name: str) -> None:
-    ((refused, why),) = wrong_flags({name: True}, "cuda")
+    ((refused, why),) = wrong_flags({name: True})
     assert refused == name and len(why) > 20
 
 
-def test_speculation_is_refused_on_a_cpu_alone_where_it_is_not_lossless() -> None:
-    flags = {"speculative-algorithm": "NGRAM", "speculative-num-draft-tokens": 4}
-    assert list(wrong_flags(flags, "cuda")) == []
-    assert [why.partition(",")[0] for _, why in wrong_flags(flags, "cpu")] == ["on a CPU SGLang accepts drafts greedily whatever the temperature"] * 2
+SPECULATION = {
+    "ngram": (
+        SpeculationSettings("ngram", 5, memory=1000),
+        {"algorithm": "NGRAM", "num-draft-tokens": "6", "ngram-max-bfs-breadth": "1", "ngram-capacity": "18000"},
+    ),
+    "model": (
+        SpeculationSettings("model", 3, model="/draft"),
+        {
+            "algorithm": "STANDALONE", "num-draft-tokens": "4", "num-steps": "3", "eagle-topk": "1", "draft-model-path": "/draft",
+            "draft-load-format": "auto",
+        },
+    ),
+    "head": (
+        SpeculationSettings("head", 4, model="/head"),
+        {
+            "algorithm": "EAGLE3", "num-draft-tokens": "5", "num-steps": "4", "eagle-topk": "1", "draft-model-path": "/head",
+            "draft-load-format": "auto", "use-rejection-sampling": True,
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("draft", list(SPECULATION))
+def test_drafts_are_chains_that_sglang_verifies_and_the_policys_own_slots_stay(draft: str) -> None:
+    speculation, expected = SPECULATION[draft]
+    given = arguments(SglangSettings("x", device="cuda", slots=40, speculation=speculation))
+    assert {name.removeprefix("speculative-"): value for name, value in given.items() if name.startswith("speculative-")} == expected
+    assert given["max-running-requests"] == "40" and given["load-format"] == "dummy"
+    assert SglangSettings("x", speculation=speculation).by_tensors is (draft != "ngram")
+
+
+def test_an_older_heads_algorithm_is_eagle_and_without_drafts_there_is_no_flag() -> None:
+    assert arguments(SglangSettings("x", speculation=SPECULATION["head"][0], head="eagle"))["speculative-algorithm"] == "EAGLE"
+    assert not [name for name in arguments(SglangSettings("x")) if name.startswith("speculative")]
+
+
+@pytest.mark.parametrize(("length", "alone"), [(2, [1, 2]), (4, [1, 3, 4]), (15, [1, 3, 5, 7, 15])])
+def test_a_heads_drafts_get_shorter_where_that_is_faster_and_never_longer_than_they_may(length: int, alone: list[int]) -> None:
+    speculation = SpeculationSettings("head", length, model="/head")
+    steps = adaptive_steps(speculation)
+    assert steps is not None and steps["1"] == {"candidate_steps": alone}
+    assert [steps[batch]["candidate_steps"] for batch in ("8", "32", "64")] == [sorted({0, 1, min(3, length)}), [0, 1], [0]]
+    command = SglangSettings("x", speculation=speculation).command(Path("/model"), "10.0.0.1")
+    assert json.loads(command[command.index("--adaptive") + 1]) == steps and command.index("--adaptive") < command.index("--")
+    assert adaptive_steps(dataclasses.replace(speculation, adaptive=False)) is None
+    assert adaptive_steps(SPECULATION["ngram"][0]) is None and adaptive_steps(SPECULATION["model"][0]) is None
+
+
+@pytest.mark.parametrize("draft", list(SPECULATION))
+def test_drafts_that_would_change_what_is_sampled_are_told_with_the_reason(draft: DraftKind) -> None:
+    plain = SamplingTransform(temperature=0.7)
+    assert list(lossy_drafts(draft, "cuda:1", plain)) == []
+    assert list(lossy_drafts(draft, "cuda", SamplingTransform(top_k=5))) == list(lossy_drafts(draft, "cuda", SamplingTransform(top_p=0.9))) == []
+    for device, transform, said in (
+        ("cpu", plain, "greedily whatever the temperature"), ("cuda", SamplingTransform(min_p=0.1), "without min_p"),
+        ("cuda", SamplingTransform(top_k=5, top_p=0.9), "top_k and top_p cut one after the other"),
+    ):  # fmt: skip
+        (why,) = lossy_drafts(draft, device, transform)
+        assert said in why
+        assert list(lossy_drafts("none", device, transform)) == []
