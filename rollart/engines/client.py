@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -13,7 +13,7 @@ import aiohttp
 from aiohttp.http_exceptions import LineTooLong
 
 from rollart.engines.errors import EngineRefused, EngineUnreachable
-from rollart.engines.settings import Swap
+from rollart.engines.settings import Selector, Swap
 from rollart.engines.stream import StreamedReply
 from rollart.types import GenerateRequest, GenerateResult
 
@@ -116,12 +116,30 @@ class EngineClient:
         if swap == "between_steps":
             await self._update(url, body)
             return
+        async with self._halted(url, swap):
+            await self._update(url, {**body, "flush_cache": swap != "in_place"})
+
+    async def update_by_tensors(self, url: str, ranks: Sequence[str], selector: Selector, version: str | None, swap: Swap) -> None:
+        """Has an SGLang server take the tensors that `ranks` describe, one text for each of its ranks, into its policy alone, which it then serves as
+        `version`, or into its draft alone, whose version it doesn't know (None). ValueError for a swap that it has not: between_steps."""
+        if swap == "between_steps":
+            raise ValueError("an SGLang server is halted while it takes tensors: swap is retracting or in_place")
+        body: dict[str, Any] = {"serialized_named_tensors": list(ranks), "selector": selector, "flush_cache": swap != "in_place"}
+        async with self._halted(url, swap):
+            await self._done(url, "/begin_weight_update", {"selector": selector})
+            try:
+                await self._done(url, "/update_weights_from_tensor", body if version is None else {**body, "weight_version": version})
+            finally:
+                await self._done(url, "/end_weight_update", {})
+
+    @asynccontextmanager
+    async def _halted(self, url: str, swap: Swap) -> AsyncIterator[None]:
         # Aborting what is in flight instead would not do: SGLang answers aborted requests before it has let go of them, and an update that
         # comes so soon changes the weights and then fails, since the cache can't be emptied. In place it can't be either, and need not be:
         # old prefixes stay under their own versions' keys.
         await self._call("POST", url, "/pause_generation", {"mode": "in_place" if swap == "in_place" else "retract"}, CONTROL_SECONDS)
         try:
-            await self._update(url, {**body, "flush_cache": swap != "in_place"})
+            yield
         finally:
             await self._call("POST", url, "/continue_generation", {}, CONTROL_SECONDS)
 
@@ -130,7 +148,10 @@ class EngineClient:
         await self._update(url, {"model_path": path, "weight_version": version, "selector": "draft"})
 
     async def _update(self, url: str, body: dict[str, Any]) -> None:
-        answer = await self._json("POST", url, "/update_weights_from_disk", body, self._update_seconds)
+        await self._done(url, "/update_weights_from_disk", body)
+
+    async def _done(self, url: str, path: str, body: dict[str, Any]) -> None:
+        answer = await self._json("POST", url, path, body, self._update_seconds)
         if not answer.get("success"):
             raise EngineRefused(url, 200, str(answer.get("message")))
 

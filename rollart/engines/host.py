@@ -20,6 +20,7 @@ from rollart.engines.process import EngineProcess
 from rollart.engines.router import EngineEntry
 from rollart.engines.settings import EngineLaunch, EngineSettings
 from rollart.engines.speculative.settings import WEIGHTED
+from rollart.engines.updating import give_weights
 from rollart.fence import admit
 from storage.errors import StoreError
 from storage.version import Version
@@ -82,7 +83,7 @@ class EngineHost(WorkerPlugin):
         self._client = EngineClient()
         self._cache = await asyncio.to_thread(_open_cache, self.weights_url, self.storage_options, self._token, self._address)
         try:
-            if isinstance(self.settings, EngineSettings) and self.settings.speculation.draft in WEIGHTED:
+            if self.settings.speculation.draft in WEIGHTED:
                 self._drafts = await asyncio.to_thread(_open_drafts, self.settings)
             await self._start()
         except BaseException:
@@ -142,7 +143,7 @@ class EngineHost(WorkerPlugin):
             try:
                 if await self._client.model_version(process.url) != str(version):
                     folder = await asyncio.to_thread(self._cache.fetch, version, peers)
-                    await self._client.update_weights(process.url, str(folder), str(version), self.settings.swap)
+                    await give_weights(self._client, self.settings, process.url, folder, str(version))
                 served = await self._client.model_version(process.url)
                 load = await self._client.load(process.url)
             except EngineUnreachable as error:
@@ -164,7 +165,7 @@ class EngineHost(WorkerPlugin):
         folder = await asyncio.to_thread(self._model_folder)
         settings = self.settings
         with contextlib.ExitStack() as stack:
-            if self._drafts is not None and isinstance(settings, EngineSettings):
+            if self._drafts is not None:
                 start = await asyncio.to_thread(stack.enter_context, self._drafts.start())
                 settings = settings if start is None else settings.drafting_from(*start)
             self._process = await EngineProcess.start(settings.command(folder, self._address), settings.environment, settings.start_seconds)
@@ -186,7 +187,7 @@ class EngineHost(WorkerPlugin):
                 return  # it starts again with the newest
             try:
                 folder = await asyncio.to_thread(drafts.folder, version)
-                await self._client.update_draft(self._process.url, str(folder), str(version))
+                await give_weights(self._client, self.settings, self._process.url, folder, str(version), "draft")
             except (StoreError, EngineError, OSError) as error:
                 log.warning("version %s of the draft is left out, and %s stays: %s", version, drafts.version, error)
                 return
@@ -217,7 +218,7 @@ class EngineHost(WorkerPlugin):
         return target
 
 
-def _open_drafts(settings: EngineSettings) -> DraftVersions:
+def _open_drafts(settings: EngineLaunch) -> DraftVersions:
     from rollart.engines.draft_versions import DraftVersions  # as in `_open_cache`
 
     return DraftVersions(settings.speculation, settings.storage_options)

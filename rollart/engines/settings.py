@@ -12,12 +12,15 @@ from rollart.engines.response import STREAM_INTERVAL
 from rollart.engines.speculative.settings import SpeculationSettings
 from rollart.types import KVMode
 
-__all__ = ["EngineLaunch", "EngineSettings", "Swap"]
+__all__ = ["EngineLaunch", "EngineSettings", "Selector", "Swap"]
 
 Swap = Literal["between_steps", "retracting", "in_place"]
 """What becomes of the responses in flight when weights change. between_steps: the engine itself swaps between two decode steps and goes on
 with them. retracting: the engine halts and queues them again, with what there is of them, and goes on under the new weights with all of their KV
 computed anew. in_place: it halts, and goes on with their KV as it is."""
+
+Selector = Literal["target", "draft"]
+"""Whose weights new ones are: the policy's, or those of what drafts for it."""
 
 
 class EngineLaunch(Protocol):
@@ -34,6 +37,18 @@ class EngineLaunch(Protocol):
 
     @property
     def swap(self) -> Swap: ...
+
+    @property
+    def speculation(self) -> SpeculationSettings: ...
+
+    @property
+    def by_tensors(self) -> int:
+        """How many ranks new weights are sent to as tensors; 0 if the engine loads them from a folder."""
+        ...
+
+    def drafting_from(self, folder: Path, version: str) -> EngineLaunch:
+        """The same with the draft's weights, of that version, in the local `folder`."""
+        ...
 
     @property
     def environment(self) -> dict[str, str]:
@@ -70,6 +85,11 @@ class EngineSettings:
     host: str | None = None
     port: int = 0
     start_seconds: float = 180.0
+
+    @property
+    def by_tensors(self) -> int:
+        """It loads a folder's weights into the policy or the draft, as it is told."""
+        return 0
 
     @property
     def swap(self) -> Swap:

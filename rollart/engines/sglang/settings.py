@@ -52,9 +52,9 @@ class SglangSettings:
     head: HeadKind = "eagle3"
 
     @property
-    def by_tensors(self) -> bool:
-        """Whether new weights are sent as tensors: what is loaded from a folder would go into a draft with weights of its own as well."""
-        return self.speculation.draft in WEIGHTED
+    def by_tensors(self) -> int:
+        """All of them where a draft has weights of its own, into which what is loaded from a folder would go as well."""
+        return self.tensor_parallel if self.speculation.draft in WEIGHTED else 0
 
     def drafting_from(self, folder: Path, version: str) -> SglangSettings:
         """The same with the draft's weights, of that version, in the local `folder`."""

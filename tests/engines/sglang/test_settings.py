@@ -95,7 +95,7 @@ def test_drafts_are_chains_that_sglang_verifies_and_the_policys_own_slots_stay(d
     given = arguments(SglangSettings("x", device="cuda", slots=40, speculation=speculation))
     assert {name.removeprefix("speculative-"): value for name, value in given.items() if name.startswith("speculative-")} == expected
     assert given["max-running-requests"] == "40" and given["load-format"] == "dummy"
-    assert SglangSettings("x", speculation=speculation).by_tensors is (draft != "ngram")
+    assert SglangSettings("x", speculation=speculation, tensor_parallel=2).by_tensors == (0 if draft == "ngram" else 2)
 
 
 def test_an_older_heads_algorithm_is_eagle_and_without_drafts_there_is_no_flag() -> None:
