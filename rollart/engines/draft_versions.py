@@ -60,7 +60,9 @@ class DraftVersions:
         if self.version is not None:
             yield self.folder(self.version), str(self.version)
         elif self._settings.model is not None:
-            with Model(str(self._settings.model), self._options).folder() as folder:
+            source = Model(str(self._settings.model), self._options)
+            source.names()  # raises where there is no such folder
+            with source.folder() as folder:
                 yield folder, self._settings.version
         elif self._settings.draft == "head":
             log.warning("%s holds no draft head yet: nothing is drafted%s", self._settings.versions, " until it does" if self.follows else "")
