@@ -100,10 +100,10 @@ async def serve(rendering: Rendering, generate: Any, budget: Budget | None = Non
         await server.close()
 
 
-def rescored(folder: Path, segment: Segment) -> float:
-    """The largest difference of a segment's log-probabilities to those of a plain forward pass."""
+def rescored(folder: Path, segment: Segment, version: int = 0) -> float:
+    """The largest difference of a segment's log-probabilities, of what `version` sampled, to those of a plain forward pass of `folder`."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
         rows = (model(torch.tensor([segment.ids])).logits[0] / TEMPERATURE).log_softmax(-1)
-    sampled = [t for t, m in enumerate(segment.mask) if m]
+    sampled = [t for t, v in enumerate(segment.versions) if v == version]
     return max(abs(float(rows[t - 1, segment.ids[t]]) - segment.logprobs[t]) for t in sampled)

@@ -11,6 +11,7 @@ import pytest
 
 from rollart.agents.answering import Budget
 from rollart.agents.rendering import Rendering
+from rollart.engines.client import EngineClient
 from rollart.types import NOT_SAMPLED, GenerateRequest, GenerateResult, Version
 from tests.agents.serving import Says, Served, rescored, save_policy, serve
 
@@ -191,6 +192,31 @@ async def test_a_swap_in_the_middle_of_a_response_is_stamped_token_by_token(rend
         await served.ask("a")
         (segment,) = served.segments
         assert segment.versions[segment.turns[0].start :] == [3, 4, 4] and served.answering.recording.oldest == 3
+
+
+async def test_new_weights_in_the_middle_of_a_real_response_leave_a_sound_segment(
+    rendering: Rendering, engine: str, policy: Path, tmp_path: Path
+) -> None:
+    other, begun = save_policy(tmp_path / "other", seed=1), asyncio.Event()
+    async with EngineClient() as client:
+
+        async def generate(request: GenerateRequest) -> GenerateResult:
+            return await client.generate(engine, request, heard=lambda so_far: begun.set())
+
+        async with serve(rendering, generate, Budget(4, 600, 1024)) as served:
+            try:
+                asking = asyncio.create_task(served.ask("a"))
+                await begun.wait()
+                await client.update_weights(engine, str(other), "0-1")
+                answer = await asking
+                await served.ask("a", answer.choices[0].message, "b", max_tokens=5)
+            finally:
+                await client.update_weights(engine, str(policy), "0-0")
+            (segment,) = served.segments
+            segment.check()
+            sampled = [v for v, m in zip(segment.versions, segment.mask, strict=True) if m]
+            assert set(sampled) == {0, 1} and sampled == sorted(sampled)
+            assert rescored(policy, segment, version=0) < 1e-4 and rescored(other, segment, version=1) < 1e-4
 
 
 async def test_an_engine_that_fails_is_told_as_a_503_and_ends_the_attempt(rendering: Rendering) -> None:
