@@ -49,7 +49,7 @@ from rollart.training.logprobs.worker import LogprobPlugin
 from rollart.training.settings import LearnerSettings
 from rollart.training.trainer_group import TrainerGroup
 from rollart.training.worker import LearnerPlugin
-from rollart.types import SamplingTransform, Version
+from rollart.types import Version
 from storage.errors import Damaged
 
 POLICY = "policy"
@@ -307,7 +307,7 @@ def rollout_plan(config: Config, folder: RunFolder, lineage: int, coordinator: i
     }  # fmt: skip
     return RolloutPlan(
         folder.url, folder.storage_options, folder.child(POLICY), config.run.seed, lineage, config.window, tasks,
-        SamplingTransform(temperature=config.evaluate.temperature), config.rollout.flush, config.rollout.flush_rows,
+        config.evaluate.transform, config.rollout.flush, config.rollout.flush_rows,
         writers, sum(q.quota * q.group_size for q in config.quotas), config.policy.chat,
         begun_topic(config.redundancy, folder.name, lineage), told_topic(folder.name, lineage),
         routing_plan(config, folder.name, lineage), coordinator, recovery_s(config) + BEYOND_S,

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from rollart.kept import KeptSets
 from storage.version import Version
 
 __all__ = [
-    "Attempt", "Batch", "Episode", "FinishReason", "GenerateRequest", "GenerateResult", "Group", "KVMode", "Member", "Outcome", "Purpose",
+    "Attempt", "Batch", "Episode", "FinishReason", "GenerateRequest", "GenerateResult", "Group", "KVMode", "KeptSets", "Member", "Outcome", "Purpose",
     "Receipt", "SamplingTransform", "Score", "Segment", "SegmentError", "ServiceTime", "Trajectory", "Turn", "Version", "NOT_SAMPLED",
     "versions_of",
 ]  # fmt: skip
@@ -47,7 +48,8 @@ class _Packed:
 
 @dataclass(frozen=True, slots=True)
 class SamplingTransform:
-    """What turns logits into the distribution that a token is drawn from: softmax(logits / temperature), then the cuts.
+    """What turns logits into the distribution that a token is drawn from: softmax(logits / temperature), then the cuts, each over what the one
+    before it left, renormalised: `top_k`, then `top_p`, then `min_p`.
 
     temperature 0 is greedy. `top_k` -1, `top_p` 1 and `min_p` 0 switch a cut off. Stored with every segment, since the
     trainer has to apply the same transform before it compares log-probabilities.
@@ -111,7 +113,8 @@ class Segment:
 
     `logprobs` are natural logarithms under `transform` at the version (a step of the trajectory's lineage or of the
     ones it descends from) that sampled the token; prompt and environment tokens have mask 0, log-probability 0 and version
-    `NOT_SAMPLED`. The two append methods are the only way to grow it, so the four never differ in length.
+    `NOT_SAMPLED`. The two append methods are the only way to grow it, so the four never differ in length. `kept` are the ids that
+    the transform's cuts kept for each sampled token, in order; without places where nothing is cut or nobody asked for them.
     """
 
     transform: SamplingTransform = field(default_factory=SamplingTransform)
@@ -121,6 +124,7 @@ class Segment:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
+    kept: KeptSets = field(default_factory=KeptSets)
 
     def __post_init__(self) -> None:
         self.check()
@@ -139,6 +143,14 @@ class Segment:
             if not end <= turn.start <= turn.end <= t:
                 raise SegmentError(f"turn [{turn.start}, {turn.end}) is out of order or outside of {t} tokens")
             end = turn.end
+        if len(self.kept):
+            self._check_kept([i for i, sampled in zip(self.ids, self.mask, strict=True) if sampled], self.kept)
+
+    def _check_kept(self, sampled: Sequence[int], kept: KeptSets) -> None:
+        if not self.transform.is_cut:
+            raise SegmentError("kept sets were given for a segment whose transform cuts nothing")
+        if wrong := kept.wrong(sampled):
+            raise SegmentError(wrong)
 
     def append_prompt(self, ids: Sequence[int]) -> None:
         """Adds tokens that the policy did not sample."""
@@ -149,9 +161,11 @@ class Segment:
         self.versions.extend([NOT_SAMPLED] * n)
 
     def append_response(
-        self, ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], finish_reason: FinishReason, cached_tokens: int = 0
-    ) -> None:
-        """Adds one sampled response as a turn; SegmentError if the lengths differ or a log-probability is not finite or over 0."""
+        self, ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], finish_reason: FinishReason, cached_tokens: int = 0,
+        kept: KeptSets | None = None,
+    ) -> None:  # fmt: skip
+        """Adds one sampled response as a turn; SegmentError if the lengths differ, a log-probability is not finite or over 0, a token is not in
+        its kept set, or only some of the segment's tokens would have one."""
         if not len(ids) == len(logprobs) == len(versions):
             raise SegmentError(f"a response has {len(ids)} ids, {len(logprobs)} logprobs and {len(versions)} versions; they must be equal")
         for value in logprobs:
@@ -159,6 +173,11 @@ class Segment:
                 raise SegmentError(f"log-probability {value} of a sampled token is not in (-inf, 0]")
         if any(v < 0 for v in versions):
             raise SegmentError("a sampled token has no version; the engine must say which weights sampled it")
+        if ids and self.sampled and (kept is None) != (not len(self.kept)):
+            raise SegmentError("some responses of a segment have kept sets and others have none; ask for them in all or in none")
+        if kept is not None:
+            self._check_kept(ids, kept)
+            self.kept.extend(kept)
         start = len(self.ids)
         self.ids.extend(ids)
         self.mask.extend([1] * len(ids))
@@ -297,7 +316,7 @@ class GenerateRequest:
 
     `extra_key` separates prefix caches: requests under different keys never share KV. `seed` makes the random numbers a
     function of (seed, position), whatever else is in the batch. An engine that speculates may draft from what it has sampled under the same
-    `draft_key`; others pass over it.
+    `draft_key`; others pass over it. `return_kept` asks for the ids that the transform's cuts keep at each token; SGLang passes over that.
     """
 
     rid: str
@@ -308,6 +327,7 @@ class GenerateRequest:
     seed: int | None = None
     extra_key: str | None = None
     draft_key: str | None = None
+    return_kept: bool = False
 
     def to_wire(self, stream: bool = False) -> dict[str, Any]:
         """The JSON body of `POST /generate`; with `stream` the answer comes in increments, each of the new tokens alone if the engine can."""
@@ -328,6 +348,8 @@ class GenerateRequest:
             body["extra_key"] = self.extra_key
         if self.draft_key is not None:
             body["draft_key"] = self.draft_key
+        if self.return_kept:
+            body["return_kept"] = True
         return body
 
 
@@ -356,7 +378,7 @@ UNFINISHED: dict[str, Any] = {"type": "abort"}
 @dataclass(frozen=True, slots=True)
 class GenerateResult:
     """One sampled response: `ids`, their `logprobs` and the `versions` that sampled them, all of length T. `service`: how long it took there,
-    if the engine says so."""
+    if the engine says so. `kept`: what cuts kept at each token, where the engine was asked for it and tells it."""
 
     rid: str
     ids: tuple[int, ...]
@@ -366,6 +388,7 @@ class GenerateResult:
     prompt_tokens: int
     cached_tokens: int = 0
     service: ServiceTime | None = None
+    kept: KeptSets | None = None
 
     @classmethod
     def from_wire(cls, body: dict[str, Any]) -> GenerateResult:
@@ -383,17 +406,21 @@ class GenerateResult:
         versions = versions_of(spans)
         if len(versions) != len(ids):
             raise ValueError(f"the engine's version spans cover {len(versions)} of {len(ids)} tokens")
+        kept = None if meta.get("output_kept") is None else KeptSets.from_wire(meta["output_kept"])
+        if kept is not None and (wrong := kept.wrong(ids)):
+            raise ValueError(wrong)
         return cls(
             rid=str(meta["id"]), ids=ids, logprobs=logprobs, versions=versions, finish_reason=(meta["finish_reason"] or UNFINISHED)["type"],
             prompt_tokens=int(meta.get("prompt_tokens", 0)), cached_tokens=int(meta.get("cached_tokens", 0)),
-            service=ServiceTime.from_meta(meta, int(meta.get("completion_tokens", len(ids)))),
+            service=ServiceTime.from_meta(meta, int(meta.get("completion_tokens", len(ids)))), kept=kept,
         )  # fmt: skip
 
     def after(self, before: GenerateResult) -> GenerateResult:
         """The response that began as `before` and went on as this: one prompt, this end."""
+        kept = None if self.kept is None or before.kept is None else before.kept + self.kept
         return replace(
             self, ids=before.ids + self.ids, logprobs=before.logprobs + self.logprobs, versions=before.versions + self.versions,
-            prompt_tokens=before.prompt_tokens, cached_tokens=before.cached_tokens,
+            prompt_tokens=before.prompt_tokens, cached_tokens=before.cached_tokens, kept=kept,
         )  # fmt: skip
 
 

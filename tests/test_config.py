@@ -11,6 +11,7 @@ from rollart.environments import registry as environments
 from rollart.opening import engine_host, learner_settings
 from rollart.rewards import registry as rewards
 from rollart.run import RunFolder
+from rollart.types import SamplingTransform
 
 CONFIGS = sorted((Path(__file__).parent.parent / "flows" / "configs").glob("*.yaml"))
 QUICKSTART = (Path(__file__).parent.parent / "flows" / "configs" / "quickstart.yaml").read_text()
@@ -143,6 +144,17 @@ def test_how_an_sglang_server_speculates_reaches_its_command_line() -> None:
     command = launch.command(Path("/model"), "127.0.0.1")
     assert command[command.index("--speculative-algorithm") + 1] == "EAGLE"
     assert command[command.index("--speculative-draft-model-path") + 1] == "/heads/a"
+
+
+def test_cuts_are_trained_on_with_the_embedded_engine_alone_and_min_p_is_of_evaluations() -> None:
+    cut = ("tasks.0.sampling={temperature: 0.8, top_k: 20, top_p: 0.9}",)
+    config = quickstart(*cut, "evaluate={temperature: 0.6, top_p: 0.95, min_p: 0.05}")
+    assert config.tasks[0].sampling.transform == SamplingTransform(0.8, top_p=0.9, top_k=20)
+    assert config.tasks[1].sampling.transform == SamplingTransform()
+    assert config.evaluate.transform == SamplingTransform(0.6, top_p=0.95, min_p=0.05)
+    with pytest.raises(ConfigError, match=rf"tasks\.{config.tasks[0].name}\.sampling: top_k and top_p can't be trained on with engine\.kind sglang"):
+        quickstart("engine.kind=sglang", *cut)
+    assert quickstart("engine.kind=sglang", "evaluate.min_p=0.1").evaluate.transform.min_p == 0.1
 
 
 def test_how_an_engine_speculates_reaches_its_command_line() -> None:

@@ -11,7 +11,6 @@ from rollart.engines.sglang.drafts import lossy_drafts
 from rollart.engines.sglang.flags import wrong_flags
 from rollart.engines.speculative.settings import WEIGHTED
 from rollart.rewards.registry import why_unknown
-from rollart.types import SamplingTransform
 
 if TYPE_CHECKING:
     from rollart.config.whole import Config
@@ -150,8 +149,14 @@ def _sglang(config: Config) -> Iterator[str]:
         if sglang != SglangSection():
             yield f"engine.sglang: is of engine.kind sglang, not of {engine.kind}; change that, or leave it out"
         return
+    for task in config.tasks:
+        if task.sampling.transform.is_cut:
+            yield (
+                f"tasks.{task.name}.sampling: top_k and top_p can't be trained on with engine.kind sglang, whose log-probabilities are over the "
+                "whole vocabulary and which doesn't say what they kept; leave them at -1 and 1, or set engine.kind to embedded"
+            )
     yield from (f"engine.sglang.flags.{name}: {wrong}" for name, wrong in wrong_flags(sglang.flags))
-    lossy = lossy_drafts(engine.speculation.draft, engine.device, SamplingTransform(temperature=config.evaluate.temperature))
+    lossy = lossy_drafts(engine.speculation.draft, engine.device, config.evaluate.transform)
     yield from (f"engine.speculation.draft: {why}" for why in lossy)
     if engine.device.startswith("cpu"):
         if sglang.tensor_parallel > 1:

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from rollart.config.section import Section
 from rollart.control.redundancy import RedundancyRule
+from rollart.types import SamplingTransform
 
 
 class RedundancySettings(Section):
@@ -62,3 +63,10 @@ class EvaluateSettings(Section):
     every: int = Field(50, ge=0, description="steps between evaluations; 0: only before and after")
     every_episodes: int = Field(64, ge=1, description="episodes a task of those in between")
     temperature: float = Field(1.0, ge=0, le=10, description="sampling temperature; 0 is greedy")
+    top_k: int = Field(-1, ge=-1, description="cut to the k likeliest tokens (-1: none)")
+    top_p: float = Field(1.0, gt=0, le=1, description="cut to the likeliest tokens that come to this share of what top_k left (1: none)")
+    min_p: float = Field(0.0, ge=0, le=1, description="cut to tokens at least this share as likely as the likeliest, of what top_p left (0: none)")
+
+    @property
+    def transform(self) -> SamplingTransform:
+        return SamplingTransform(self.temperature, self.top_p, self.top_k, self.min_p)

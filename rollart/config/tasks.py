@@ -21,20 +21,23 @@ class Sampling(Section):
     """How responses are sampled for training."""
 
     temperature: float = Field(1.0, gt=0, le=10, description="softmax temperature; the trainer applies the same")
-    top_p: float = Field(1.0, gt=0, le=1, description="nucleus; must stay 1 for training, whose log-probabilities it would change")
-    top_k: int = Field(-1, ge=-1, description="cut to the k likeliest tokens; must stay -1 for training")
+    top_k: int = Field(
+        -1, ge=-1, description="cut to the k likeliest tokens (-1: none); what it keeps is stored with each token, and the trainer replays it"
+    )
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="cut to the likeliest tokens that come to this share of what top_k left (1: none); stored and replayed alike"
+    )
+    min_p: float = Field(0.0, ge=0, le=1, description="must stay 0: it is for evaluation (evaluate.min_p)")
 
     @model_validator(mode="after")
-    def _uncut(self) -> Sampling:
-        if self.top_p < 1 or self.top_k > 0:
-            raise ValueError(
-                "top_p and top_k change the distribution in a way that the trainer can't replay: leave them at 1 and -1, use temperature"
-            )
+    def _replayable(self) -> Sampling:
+        if self.min_p > 0:
+            raise ValueError("min_p is for evaluation: leave it at 0 here, and set evaluate.min_p")
         return self
 
     @property
     def transform(self) -> SamplingTransform:
-        return SamplingTransform(temperature=self.temperature)
+        return SamplingTransform(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
 
 
 class FilterSettings(Section):

@@ -66,9 +66,11 @@ class EngineClient:
         """One response; `finish_reason` is `abort`, with the tokens so far, if somebody aborted it.
 
         With `heard` the response is streamed, and `heard` is called with all that there is of it whenever the engine tells of more.
+        EngineRefused if the request wants what its cuts kept and the engine doesn't tell that.
         """
         if heard is None:
-            return _read(url, GenerateResult.from_wire, await self._json("POST", url, "/generate", request.to_wire(), self._generate_seconds))
+            whole = await self._json("POST", url, "/generate", request.to_wire(), self._generate_seconds)
+            return _with_kept(url, request, _read(url, GenerateResult.from_wire, whole))
         reply, last = StreamedReply(), None
         async with self._answer("POST", url, "/generate", request.to_wire(stream=True), self._generate_seconds) as response:
             async for event in _events(url, response.content):
@@ -78,7 +80,7 @@ class EngineClient:
                     last = None
         if last is None:
             raise EngineUnreachable(url, "/generate: the stream ended before the response did")
-        return last
+        return _with_kept(url, request, last)
 
     async def abort(self, url: str, rid: str) -> None:
         """Ends the request called `rid`; its `generate` call returns what there is. ValueError for an empty one."""
@@ -211,6 +213,12 @@ def _read(url: str, read: Callable[[dict[str, Any]], GenerateResult], body: Any)
         return read(body)
     except (KeyError, TypeError, ValueError) as error:
         raise EngineRefused(url, 200, f"its reply to /generate cannot be used: {error}") from error
+
+
+def _with_kept(url: str, request: GenerateRequest, result: GenerateResult) -> GenerateResult:
+    if request.return_kept and request.transform.is_cut and result.kept is None:
+        raise EngineRefused(url, 200, "it does not tell which ids top_k and top_p kept; use engine.kind embedded, or sample without a cut")
+    return result
 
 
 def message_of(text: str) -> str:

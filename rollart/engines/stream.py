@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from rollart.types import GenerateResult, versions_of
+from rollart.types import GenerateResult, KeptSets, versions_of
 
 __all__ = ["StreamedReply"]
 
@@ -37,6 +37,8 @@ class StreamedReply:
         fresh = {name: values[len(values) - new :] for name in PER_TOKEN if (values := meta.get(name)) is not None}
         if spans:
             fresh["weight_versions"] = [{**s, "start": max(s["start"] - known, 0), "end": max(s["end"] - known, 0)} for s in spans]
+        if meta.get("output_kept") is not None and new < len(ids):
+            fresh["output_kept"] = KeptSets.from_wire(meta["output_kept"]).last(new).to_wire()
         part = GenerateResult.from_wire({"output_ids": ids[len(ids) - new :], "meta_info": {**meta, **fresh}})
         whole = part if before is None else part.after(before)
         self._so_far = dataclasses.replace(whole, versions=versions_of(spans)) if spans and before is not None else whole

@@ -232,13 +232,16 @@ class _SampledPlay:
             transform=r.transform,
             stop_token_ids=r.codec.eos_ids,
             seed=sampling_seed(r.run_seed, self.attempt, turn),
+            return_kept=r.transform.is_cut and self.attempt.episode.purpose == "train",
         )
         started = time.perf_counter()
         result = await self.generate(request)
         seconds["generate"] += time.perf_counter() - started
         if result.finish_reason == "abort":
             raise EpisodeFailed(f"the engine aborted turn {turn} of {self.attempt}", "generation")
-        segment.append_response(result.ids, result.logprobs, [v.step for v in result.versions], result.finish_reason, result.cached_tokens)
+        segment.append_response(
+            result.ids, result.logprobs, [v.step for v in result.versions], result.finish_reason, result.cached_tokens, result.kept
+        )
         return r.codec.decode([i for i in result.ids if i not in r.codec.eos_ids])
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollart.control.cut import Settlement
-from rollart.rollout.records import COMPACTED, FATE_SCHEMA, FATES, FLUSHED, SCHEMA, RecordsDamaged, attempt_columns, read_table
+from rollart.rollout.records import COMPACTED, FATE_SCHEMA, FATES, FLUSHED, SCHEMA, RecordsDamaged, attempt_columns, parquet_of, read_table
 from rollart.types import Batch, Member
 from storage.objects.store import ObjectStore
 
@@ -114,9 +114,7 @@ def compact(run_url: str, storage_options: Mapping[str, Any] | None = None, unde
         values = [None if pd.isna(v) else v for v in keys[name]]
         whole = whole.append_column(name, pa.array(values, kind))
     for part, start in enumerate(range(0, whole.num_rows, ROWS_A_FILE), len(parts)):
-        sink = io.BytesIO()
-        pq.write_table(whole.slice(start, ROWS_A_FILE), sink, compression="zstd")
-        store.write(f"{COMPACTED}/part-{part:05d}.parquet", sink.getvalue())
+        store.write(f"{COMPACTED}/part-{part:05d}.parquet", parquet_of(whole.slice(start, ROWS_A_FILE)))
     for path, table in flushed.items():
         if not any(nonce in undecided for nonce in table["nonce"].to_pylist()):
             store.delete(path)

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rollart.training.cut import Cut
 from rollart.training.errors import BatchError, TransformError
 from rollart.training.shares import dealt
-from rollart.types import Attempt, SamplingTransform, Segment, Trajectory
+from rollart.types import Attempt, Segment, Trajectory
 
 __all__ = ["TrainBatch", "TrainSequence", "build_batch", "supervised_sequences"]
 
@@ -25,8 +26,8 @@ class TrainSequence:
 
     `positions` are the trained tokens' places in `ids` (at least 1), `behaviour` their log-probabilities when they were sampled, `versions`
     the steps that sampled them, `advantages` theirs, `returns` what a value head is to predict there (None: nothing). `temperature`
-    divides the logits. `trajectory` numbers the trajectory within the batch, in canonical order, `segment` the segment within that; `task`
-    is its episode's.
+    divides the logits, and `cut` holds what top-k and top-p kept (None: everything). `trajectory` numbers the trajectory within the batch,
+    in canonical order, `segment` the segment within that; `task` is its episode's.
     """
 
     ids: Tensor
@@ -39,6 +40,7 @@ class TrainSequence:
     task: str = ""
     returns: Tensor | None = None
     segment: int = 0
+    cut: Cut | None = None
 
     @property
     def inputs(self) -> int:
@@ -83,8 +85,8 @@ def build_batch(
     """Sorts `trajectories` by attempt, so that the order of arrival changes nothing, and gives each token its trajectory's advantage.
 
     `numbers` are the trajectories' places in the whole batch, of which these are a rank's share (default: these are all of it).
-    BatchError if an attempt occurs twice or has no advantage, or a segment does not hang together; TransformError if one was sampled
-    greedily or under a cut, which cannot be replayed.
+    BatchError if an attempt occurs twice or has no advantage; SegmentError if a segment does not hang together; TransformError if one was
+    sampled greedily, by min-p, or under a cut whose kept sets are not stored with it, which cannot be replayed.
     """
     ordered = sorted(trajectories, key=lambda t: t.attempt)
     sequences: list[TrainSequence] = []
@@ -119,7 +121,7 @@ def _sequence(
     if positions[0] == 0:
         raise BatchError(f"{where} starts with a sampled token; it needs at least one prompt token before it")
     if not plain:
-        _refuse_unreplayable(segment.transform, where)
+        _refuse_unreplayable(segment, where)
     end = int(positions[-1]) + 1
     return TrainSequence(
         ids=torch.tensor(segment.ids[:end], dtype=torch.long),
@@ -131,14 +133,18 @@ def _sequence(
         trajectory=trajectory,
         task=task,
         segment=number,
+        cut=Cut.of(segment.kept) if len(segment.kept) and not plain else None,
     )
 
 
-def _refuse_unreplayable(transform: SamplingTransform, where: str) -> None:
-    if transform.is_cut:
+def _refuse_unreplayable(segment: Segment, where: str) -> None:
+    transform = segment.transform
+    if transform.min_p > 0:
+        raise TransformError(f"{where} was sampled with min_p={transform.min_p}, which is for evaluation; train on samples with min_p 0")
+    if transform.is_cut and not len(segment.kept):
         raise TransformError(
-            f"{where} was sampled with top_p={transform.top_p}, top_k={transform.top_k}, min_p={transform.min_p}: its log-probabilities "
-            "are over the tokens that were kept, which are not stored. Train on samples with top_p 1, top_k -1 and min_p 0"
+            f"{where} was sampled with top_p={transform.top_p}, top_k={transform.top_k}: its log-probabilities are over the tokens that were kept, "
+            "which are not stored with it. Have the embedded engine return them, or train on samples with top_p 1 and top_k -1"
         )
     if not transform.temperature > 0:
         raise TransformError(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rollart.training.batch import TrainSequence
+from rollart.training.cut import Cut
 from rollart.training.packing import PackedLayout, layout_of
 from rollart.training.settings import BatchSettings, Denominator
 
@@ -38,6 +39,8 @@ class MicroBatch:
     in the loss of the whole minibatch (they sum to 1 over it, so sums over micro-batches and ranks need no further division), and `value_weights`,
     the same where there is a return and else 0.
 
+    `cut`: what was kept where a token was sampled under a cut; None if none was.
+
     `members` are the sequences' places among those that were cut, in the order they lie here, and `counts` their trained tokens; an idle
     micro-batch has none. `real` counts the positions of `ids` that are not padding; `tempered` says whether any temperature differs from 1.
     """
@@ -58,6 +61,7 @@ class MicroBatch:
     counts: tuple[int, ...]
     real: int
     tempered: bool
+    cut: Cut | None = None
 
     def to(self, device: torch.device, dtype: torch.dtype) -> MicroBatch:
         """The same on `device`, with its floating-point tensors in `dtype`."""
@@ -66,7 +70,7 @@ class MicroBatch:
             value = getattr(self, f.name)
             if isinstance(value, Tensor):
                 value = value.to(device, dtype) if value.is_floating_point() else value.to(device)
-            elif isinstance(value, PackedLayout):
+            elif isinstance(value, PackedLayout | Cut):
                 value = value.to(device)
             moved[f.name] = value
         return MicroBatch(**moved)
@@ -154,4 +158,5 @@ def _lay(sequences: list[TrainSequence], weights: list[float], members: tuple[in
         counts=tuple(counts.tolist()) if members else (),
         real=sum(s.inputs for s in sequences),
         tempered=any(s.temperature != 1.0 for s in sequences),
+        cut=Cut.joined([(s.cut, len(s.positions)) for s in sequences]),
     )

@@ -117,7 +117,8 @@ class Policy:
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     def logprobs(self, micro: MicroBatch, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of the targets under softmax(logits / temperature) and the distributions' entropies, both [N], in nats.
+        """Log-probabilities of the targets under softmax(logits / temperature) and the distributions' entropies, both [N], in nats; of tokens that
+        were sampled under a cut, over what that kept.
 
         `entropy_gradient` says whether the entropies are to be differentiated.
         """
@@ -134,17 +135,18 @@ class Policy:
             found = self.model(**_inputs(micro), use_cache=False, output_hidden_states=hidden)
             logits = found.logits.flatten(0, 1).index_select(0, micro.index).to(self.compute_dtype)
             states = found.hidden_states[-1].flatten(0, 1).index_select(0, micro.index) if hidden else None
-            return (*plain_logprobs(logits, micro.targets, temperature, entropy_gradient=entropy_gradient), states)
+            return (*plain_logprobs(logits, micro.targets, temperature, micro.cut, entropy_gradient=entropy_gradient), states)
         # No attention mask: padding stands on the right, where a causal model never looks, and without a mask attention
         # takes its fastest path.
         states = self._body(**_inputs(micro)).flatten(0, 1).index_select(0, micro.index)  # [N, H]
         head = self._head()
         if len(states) > self.head_rows and type(head) is nn.Linear:
             chosen, entropy = chunked_logprobs(
-                states, head.weight, head.bias, micro.targets, temperature, self.head_rows, entropy_gradient=entropy_gradient
+                states, head.weight, head.bias, micro.targets, temperature, self.head_rows, micro.cut, entropy_gradient=entropy_gradient
             )
         else:
-            chosen, entropy = plain_logprobs(head(states).to(self.compute_dtype), micro.targets, temperature, entropy_gradient=entropy_gradient)
+            logits = head(states).to(self.compute_dtype)
+            chosen, entropy = plain_logprobs(logits, micro.targets, temperature, micro.cut, entropy_gradient=entropy_gradient)
         return chosen, entropy, states if hidden else None
 
     def _body(self, **inputs: Any) -> Tensor:

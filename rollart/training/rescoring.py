@@ -86,7 +86,8 @@ def sample_of(batch: TrainBatch, step: int, most: int) -> tuple[TrainSequence, .
         numbers.add(s.trajectory)
         positions = s.positions[own]
         per_token = {name: getattr(s, name)[own] for name in ("behaviour", "versions", "advantages")}
-        chosen.append(replace(s, ids=s.ids[: int(positions[-1]) + 1], positions=positions, returns=None, **per_token))
+        cut = None if s.cut is None else s.cut.only(own)
+        chosen.append(replace(s, ids=s.ids[: int(positions[-1]) + 1], positions=positions, returns=None, cut=cut, **per_token))
     return tuple(chosen)
 
 

@@ -1,17 +1,20 @@
 """Trajectories on disk: what is written comes back, receipts hold to their execution, and fates can be joined and compacted."""
 
+import io
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from rollart.control.cut import Settlement
 from rollart.rollout.flush_pace import FlushPace
 from rollart.rollout.reader import StoredTrajectories
-from rollart.rollout.records import RecordMissing, RecordsDamaged, decode, encode
+from rollart.rollout.records import FLUSHED, RecordMissing, RecordsDamaged, decode, encode
 from rollart.rollout.tables import abandon_after, compact, evaluation_rows, score_table, settlement_rows, write_fates
 from rollart.rollout.writer import TrajectoryWriter
-from rollart.types import Attempt, Batch, Episode, Group, Member, Purpose, Receipt, SamplingTransform, Score, Segment, Trajectory
+from rollart.types import Attempt, Batch, Episode, Group, KeptSets, Member, Purpose, Receipt, SamplingTransform, Score, Segment, Trajectory
 from storage.objects.store import ObjectStore
 
 
@@ -38,6 +41,28 @@ async def kept(store: ObjectStore, trajectories: list[Trajectory]) -> list[Membe
 def test_a_trajectory_survives_parquet_whole() -> None:
     trajectories = [play(1), play(2, member=3, version=7)]
     assert decode(encode(trajectories)) == trajectories
+
+
+def test_kept_sets_survive_parquet_and_a_compaction_as_differences(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    played = [play(i) for i in range(4)]
+    for t in played:
+        segment = Segment(SamplingTransform(top_k=20))
+        sets = np.sort(np.array([rng.permutation(4096)[:20] for _ in range(50)]))
+        segment.append_response(sets[:, 7].tolist(), [-0.5] * 50, [0] * 50, "stop", kept=KeptSets.of(sets.ravel(), [20] * 50))
+        t.segments.append(segment)
+    data = encode(played)
+    assert decode(data) == played
+    store = ObjectStore(str(tmp_path))
+    store.write(f"{FLUSHED}/0-a-0.parquet", data)
+    assert compact(str(tmp_path)) == 4
+    (part,) = store.list("trajectories")
+    compacted = store.read(part)
+    assert sorted(decode(compacted), key=lambda t: t.attempt) == played
+    for held in (data, compacted):
+        group = pq.ParquetFile(io.BytesIO(held)).metadata.row_group(0)
+        (column,) = [c for c in map(group.column, range(group.num_columns)) if c.path_in_schema.endswith("kept.list.element")]
+        assert "DELTA_BINARY_PACKED" in column.encodings and column.total_compressed_size < 2 * 4 * 50 * 20  # two bytes an id
 
 
 async def test_receipts_read_back_their_execution_in_their_order_and_no_other(tmp_path: Path) -> None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import time
+from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from rollart.kept import KeptSets
 from rollart.types import SamplingTransform
 
 __all__ = ["Request"]
@@ -17,7 +22,8 @@ class Request:
 
     `spans` are [version, start, end) over `output_ids`; `finish` is SGLang's `finish_reason` once it has ended. `slot` is -1
     while it waits. `cached_tokens` of the prompt were taken from another request's KV. `arrived`, `entered` (first given a slot), `began`
-    (first token) and `ended` (by itself) are moments of `time.perf_counter`, 0 until then.
+    (first token) and `ended` (by itself) are moments of `time.perf_counter`, 0 until then. With `return_kept` and a transform that cuts,
+    `kept_ids` hold what was kept at each token, the first `kept_ends[i]` of them up to the i-th.
 
     `speculate` is whether tokens may be drafted for it; requests of one `draft_key` may be drafted for from each other's tokens. It took
     `verified` passes in which nothing but its last token was left to compute; in these, `drafted` tokens were proposed and `correct` stood.
@@ -33,10 +39,13 @@ class Request:
     streaming: bool = False
     speculate: bool = True
     draft_key: str | None = None
+    return_kept: bool = False
     sink: Any = None
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     spans: list[tuple[str, int, int]] = field(default_factory=list)
+    kept_ids: array[int] = field(default_factory=lambda: array("i"))
+    kept_ends: array[int] = field(default_factory=lambda: array("q"))
     finish: dict[str, Any] | None = None
     slot: int = -1
     cached_tokens: int = 0
@@ -54,9 +63,24 @@ class Request:
         """Prompt and response so far."""
         return [*self.prompt, *self.output_ids]
 
-    def append(self, token: int, logprob: float, version: str) -> None:
-        """Adds a sampled token with the version that sampled it, and ends the request where a stop condition is met."""
+    @property
+    def keeps(self) -> bool:
+        """Whether what its cuts keep is wanted."""
+        return self.return_kept and self.transform.is_cut
+
+    def kept(self, since: int, upto: int) -> KeptSets:
+        """What was kept at the tokens [since, upto) of the response."""
+        ends = np.array(self.kept_ends[:upto], dtype=np.int64)
+        first = int(ends[since - 1]) if since else 0
+        return KeptSets(self.kept_ids[first : int(ends[-1]) if upto else 0], array("i", np.diff(ends, prepend=0)[since:].tolist()))
+
+    def append(self, token: int, logprob: float, version: str, kept: npt.NDArray[np.int32] | None = None) -> None:
+        """Adds a sampled token with the version that sampled it and what was `kept` there, if that is wanted; ends the request where a stop
+        condition is met."""
         at = len(self.output_ids)
+        if kept is not None:
+            self.kept_ids.frombytes(kept.tobytes())
+            self.kept_ends.append(len(self.kept_ids))
         self.output_ids.append(token)
         self.logprobs.append(logprob)
         if self.spans and self.spans[-1][0] == version:

@@ -225,7 +225,7 @@ class Scheduler:
         if not len(done):
             return
         at = table.total[done]
-        verdict = verify(logits, proposal, table.transforms(done), table.seed[done], at)
+        verdict = verify(logits, proposal, table.transforms(done), table.seed[done], at, table.keeps[done])
         kept = np.zeros_like(at)  # how many tokens each request takes, fewer than stand where one of them ends it
         heard: list[Request] = []
         for row, (slot, stands) in enumerate(zip(done.tolist(), verdict.accepted.tolist(), strict=True)):
@@ -233,8 +233,10 @@ class Scheduler:
             if request is None:
                 raise RuntimeError(f"slot {slot} sampled a token for nobody")
             before = len(request.output_ids)
-            for token, logprob in zip(verdict.ids[row, : stands + 1].tolist(), verdict.logprobs[row, : stands + 1].tolist(), strict=True):
-                request.append(token, logprob, self.version)
+            kept_ids = None if verdict.kept is None else verdict.kept[row]
+            tokens, logprobs = verdict.ids[row, : stands + 1].tolist(), verdict.logprobs[row, : stands + 1].tolist()
+            for i, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
+                request.append(token, logprob, self.version, None if kept_ids is None else kept_ids[i])
                 if request.finish is not None:
                     break
             after = len(request.output_ids)

@@ -46,6 +46,7 @@ class SlotTable:
         self.top_p = np.ones(slots, dtype=np.float32)
         self.top_k = np.full(slots, -1, dtype=np.int64)
         self.min_p = np.zeros(slots, dtype=np.float32)
+        self.keeps = np.zeros(slots, dtype=bool)
         self.seed = np.zeros(slots, dtype=np.uint64)
         self._running = np.zeros(slots, dtype=bool)
         self._key = np.full(slots, _NO_KEY, dtype=np.int64)
@@ -113,6 +114,7 @@ class SlotTable:
         self.total[slot], self.computed[slot] = len(tokens), placement.cached
         self.temperature[slot], self.top_p[slot], self.top_k[slot], self.min_p[slot] = t.temperature, t.top_p, t.top_k, t.min_p
         self.seed[slot] = request.seed % 2**64
+        self.keeps[slot] = request.keeps
         self.requests[slot] = request
         self._running[slot] = True
         self._key[slot] = self._key_number(request.extra_key) if self.reuse else _NO_KEY

@@ -61,9 +61,9 @@ class SamplingParams(_Body):
 
 
 class GenerateBody(_Body):
-    """`POST /generate`: one prompt as ids, one response. Three are this engine's own: `incremental`, whether each event of a stream holds the new
-    tokens alone, as SGLang's do with `--incremental-streaming-output`; `speculate`, whether tokens may be drafted; and `draft_key`,
-    which requests' tokens for which others."""
+    """`POST /generate`: one prompt as ids, one response. Four are this engine's own: `incremental`, whether each event of a stream holds the new
+    tokens alone, as SGLang's do with `--incremental-streaming-output`; `speculate`, whether tokens may be drafted; `draft_key`,
+    which requests' tokens for which others; and `return_kept`, whether the reply tells what top-k, top-p and min-p kept at each token."""
 
     input_ids: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
     sampling_params: SamplingParams = SamplingParams()
@@ -74,6 +74,7 @@ class GenerateBody(_Body):
     incremental: bool = False
     speculate: bool = True
     draft_key: str | None = None
+    return_kept: bool = False
 
     def to_request(self, vocabulary: int, max_length: int, eos: frozenset[int], deterministic: bool) -> Request:
         """The engine's form of it; BadRequest if it does not fit the model."""
@@ -97,6 +98,7 @@ class GenerateBody(_Body):
             streaming=self.stream,
             speculate=self.speculate,
             draft_key=self.draft_key,
+            return_kept=self.return_kept,
         )
 
 
@@ -155,4 +157,6 @@ def reply(request: Request, version: str, with_logprobs: bool, upto: int | None 
     ids = request.output_ids[since:n]
     if with_logprobs:
         meta["output_token_logprobs"] = [[p, i, None] for p, i in zip(request.logprobs[since:n], ids, strict=True)]
+    if request.keeps:
+        meta["output_kept"] = request.kept(since, n).to_wire()
     return {"output_ids": ids, "meta_info": meta}

@@ -21,6 +21,8 @@ from torch import Tensor
 from rollart.engines.embedded.sampling import RowTransforms, choose, draw, transformed_logprobs, uniforms
 from rollart.engines.speculative.draft import Ints, Proposal
 
+Flags = npt.NDArray[np.bool_]
+
 __all__ = ["ACCEPT_STREAM", "DRAFT_STREAM", "Verdict", "accepts", "decide", "verify"]
 
 ACCEPT_STREAM, DRAFT_STREAM = 1, 2
@@ -29,11 +31,13 @@ ACCEPT_STREAM, DRAFT_STREAM = 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Row r's tokens are `ids[r, : accepted[r] + 1]` of [R, K + 1]: what stands of the draft, and one more. `logprobs` are theirs under p."""
+    """Row r's tokens are `ids[r, : accepted[r] + 1]` of [R, K + 1]: what stands of the draft, and one more. `logprobs` are theirs under p.
+    `kept` holds for each row that wants it the ids that p is over at each of these tokens, ascending, and None for the others."""
 
     ids: Ints
     logprobs: npt.NDArray[np.float32]
     accepted: Ints
+    kept: list[list[npt.NDArray[np.int32]] | None] | None = None
 
 
 def accepts(p: Tensor, q: Tensor, uniform: Tensor) -> Tensor:
@@ -44,20 +48,24 @@ def accepts(p: Tensor, q: Tensor, uniform: Tensor) -> Tensor:
     return uniform * q.double() < p.double()
 
 
-def verify(logits: Tensor, proposal: Proposal, rows: RowTransforms, seeds: npt.NDArray[np.uint64], positions: Ints) -> Verdict:
+def verify(
+    logits: Tensor, proposal: Proposal, rows: RowTransforms, seeds: npt.NDArray[np.uint64], positions: Ints, keeps: Flags | None = None
+) -> Verdict:
     """Judges a proposal by the policy's `logits` [M, V]: those before each drafted token and after the last, request after request.
 
-    So M is the sum of `lengths` + 1. `positions` [R] are the places of the first drafted tokens in the whole sequences.
+    So M is the sum of `lengths` + 1. `positions` [R] are the places of the first drafted tokens in the whole sequences, `keeps` [R] says of
+    which requests the kept ids are wanted.
     """
     owners, places = _packed(proposal.lengths)
     at = (positions[owners] + places).astype(np.uint64)
     of = seeds[owners]
-    return decide(logits, proposal, rows, uniforms(of, at), uniforms(of, at, ACCEPT_STREAM) if proposal.drawn.any() else None)
+    return decide(logits, proposal, rows, uniforms(of, at), uniforms(of, at, ACCEPT_STREAM) if proposal.drawn.any() else None, keeps)
 
 
 def decide(
-    logits: Tensor, proposal: Proposal, rows: RowTransforms, sampling: npt.NDArray[np.float64], accepting: npt.NDArray[np.float64] | None
-) -> Verdict:
+    logits: Tensor, proposal: Proposal, rows: RowTransforms, sampling: npt.NDArray[np.float64], accepting: npt.NDArray[np.float64] | None,
+    keeps: Flags | None = None,
+) -> Verdict:  # fmt: skip
     """`verify` with the random numbers given, both [M]; `accepting` is needed for proposals that were drawn."""
     lengths = proposal.lengths
     owners, places = _packed(lengths)
@@ -88,7 +96,19 @@ def decide(
     values = logprobs.gather(1, ids.unsqueeze(1)).squeeze(1)
     tokens, known = np.zeros(table.shape, dtype=np.int64), np.zeros(table.shape, dtype=np.float32)
     tokens[owners, places], known[owners, places] = ids.cpu().numpy(), values.cpu().numpy()
-    return Verdict(tokens, known, accepted)
+    kept = None if keeps is None or not keeps.any() else _kept(logprobs, accepted, lengths, keeps)
+    return Verdict(tokens, known, accepted, kept)
+
+
+def _kept(logprobs: Tensor, accepted: Ints, lengths: Ints, keeps: Flags) -> list[list[npt.NDArray[np.int32]] | None]:
+    """`Verdict.kept`: what has a probability in the packed rows of the tokens that count, of the requests that want it."""
+    owners, places = _packed(lengths)
+    wanted = np.flatnonzero(keeps[owners] & (places <= accepted[owners]))
+    at = _on(logprobs, wanted)
+    stays = logprobs[at] > -torch.inf
+    ids = stays.nonzero()[:, 1].to(torch.int32).cpu().numpy()
+    each = iter(np.split(ids, stays.sum(-1).cumsum(0)[:-1].cpu().numpy()))
+    return [[next(each) for _ in range(n + 1)] if keep else None for n, keep in zip(accepted.tolist(), keeps.tolist(), strict=True)]
 
 
 def _on(logits: Tensor, array: npt.NDArray[np.generic]) -> Tensor:

@@ -63,8 +63,9 @@ class Logprobs:
 
 
 def mark_of(sequence: TrainSequence) -> bytes:
-    """A digest of all that log-probabilities of a sequence depend on beside the policy: ids, trained positions, temperature."""
+    """A digest of all that log-probabilities of a sequence depend on beside the policy: ids, trained positions, temperature, kept sets."""
     digest = hashlib.blake2b(struct.pack("<qd", len(sequence.ids), sequence.temperature), digest_size=_MARK_BYTES)
-    for part in (sequence.ids, sequence.positions):
+    cut = () if sequence.cut is None else (sequence.cut.counts, sequence.cut.ids)
+    for part in (sequence.ids, sequence.positions, *cut):
         digest.update(part.numpy().tobytes())
     return digest.digest()
