@@ -132,6 +132,17 @@ def test_drafts_go_on_from_a_prefix_of_the_same_slot_and_of_another(checked, ask
     assert draft.without == 0
 
 
+@pytest.mark.parametrize("kind", ["llama_untied", "qwen2", "qwen3", "gemma2", "gemma3"])
+def test_hidden_states_are_the_ones_after_the_final_norm_in_every_architecture(tiny, schedule, headed, asking, finish, kind):
+    model = tiny.model(kind)
+    scheduler = schedule(model, 4)
+    draft = Checked(scheduler._model, 4, 64, 64, headed(model), "0-0")
+    scheduler.speculator = Speculator(draft, 3)
+    (one,) = finish(scheduler, asking(tiny.prompt(20), 12))
+    assert one.output_ids == tiny.greedy(model, tiny.prompt(20), 12)
+    assert draft.checked > 2
+
+
 def test_a_long_prompt_that_comes_in_pieces_is_drafted_for_once_it_is_read(checked, asking, finish):
     scheduler, draft = checked(chunk=4, reads=4)
     finish(scheduler, asking(tuple(2 + i % 9 for i in range(30)), 12, 1.0, seed=1), asking(PROMPT, 20, 1.0, seed=2))

@@ -171,6 +171,30 @@ def test_a_swap_in_the_middle_leaves_what_comes_after_to_the_new_weights(statist
     assert judge(statistics, told, distributions(models[0], told)) < 1e-12
 
 
+@pytest.mark.parametrize("kind", ALL)
+def test_a_swap_that_keeps_the_kv_leaves_responses_as_likely_as_it_does_without_drafts(
+    statistics, asking, schedule, speculate, models, tmp_path, kind
+):
+    for folder, model in zip(("first", "next"), models, strict=False):
+        model.save_pretrained(tmp_path / folder)
+    told = {}
+    for arm, first_seed in ((kind, 0), ("none", 10**6)):
+        scheduler, told[arm] = schedule(models[0], SLOTS, kv="kept", speculator=speculate(arm)), []
+        for wave in range(SAMPLES // SLOTS):
+            requests = [asking(PROMPT, TOKENS, 1.0, seed=first_seed + wave * SLOTS + s, draft_key="task") for s in range(SLOTS)]
+            for request in requests:
+                scheduler.add(request)
+            scheduler.step()  # the prompts' pass, which is the same one in both arms
+            assert all(len(r.output_ids) == 1 for r in requests)
+            scheduler.swap(scheduler._model.stage(tmp_path / "next"), "0-1")
+            while scheduler.has_work:
+                scheduler.step()
+            scheduler.swap(scheduler._model.stage(tmp_path / "first"), "0-0")
+            told[arm] += requests
+    for place in range(TOKENS - 1):
+        assert statistics.two_samples(*([tuple(r.output_ids[place : place + 2]) for r in side] for side in told.values())) > 1e-4
+
+
 @pytest.mark.parametrize(("kind", "after"), [("near", "stale"), ("stale", "near"), ("head", "trained"), ("trained", "head")])
 def test_a_swap_of_the_draft_in_the_middle_changes_nothing(statistics, asking, schedule, speculate, models, kind, after):
     speculator, told = speculate(kind), []
