@@ -87,12 +87,14 @@ class Answering:
         recorded = False
         try:
             result = await self._sampled(number, opening, most, request_seed(self._run_seed, self.attempt, digest, draw))
-            answer = self._record(ask, opening, result, f"{digest}{draw}")
+            answer = self._record(ask, opening, result, hashlib.sha256(f"{digest}/{draw}".encode()).hexdigest()[:32])
             recorded = True
             return answer
         finally:
             if not recorded:
                 drawn.discard(draw)
+                if not drawn:
+                    self._draws.pop(digest, None)
             self.recording.close(opening)
             del self._held[number]
             self._freed.set()
@@ -153,6 +155,7 @@ class Answering:
     async def _sampled(self, number: int, opening: Opening, most: int, seed: int) -> GenerateResult:
         request = GenerateRequest(
             f"{self._name}/{number}", opening.prompt, most, self.transform, self.rendering.vocabulary.eos_ids, seed=seed,
+            return_kept=self.transform.is_cut and self.attempt.episode.purpose == "train",
         )  # fmt: skip
         started = time.perf_counter()
         try:
@@ -177,7 +180,7 @@ class Answering:
         if told is not None:  # the rest was sampled too, but nobody will ever have seen it
             result = first_tokens(result, tokens)
         said, calls = self._format.parse(text if told is None else told) if ask.tools and ask.may_call else (text if told is None else told, [])
-        named = tuple(ToolCall(f"call_{hashlib.sha256(f'{unique}{n}'.encode()).hexdigest()[:24]}", *call) for n, call in enumerate(calls))
+        named = tuple(ToolCall(f"call_{unique}{n}", *call) for n, call in enumerate(calls))
         reply = Message("assistant", said, named)
         prompt = len(opening.prompt)
         try:
@@ -188,7 +191,7 @@ class Answering:
         self.refused = None
         self.texts.append(text)
         spelled = tuple((vocabulary.spelled(i), p) for i, p in zip(result.ids, result.logprobs, strict=True))
-        return Answer(unique[:32], reply, result.finish_reason, prompt, len(result.ids), result.cached_tokens, spelled)
+        return Answer(unique, reply, result.finish_reason, prompt, len(result.ids), result.cached_tokens, spelled)
 
     def _break(self, error: Exception) -> None:
         self.failure = error

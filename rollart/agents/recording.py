@@ -96,7 +96,7 @@ class Recording:
         segment = opening.segment
         segment.append_prompt(opening.added)
         versions = [v.step for v in result.versions]
-        segment.append_response(result.ids, result.logprobs, versions, result.finish_reason, result.cached_tokens)
+        segment.append_response(result.ids, result.logprobs, versions, result.finish_reason, result.cached_tokens, result.kept)
         if opening.fresh:
             self.segments.append(segment)
         self.last = segment

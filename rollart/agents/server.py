@@ -77,7 +77,7 @@ class AgentServer:
             app = web.Application(client_max_size=0)
             app.router.add_route("*", "/{path:.*}", self._answered)
             # A client that goes away ends its request; what is packed is not unpacked before anybody has looked at its size.
-            runner = web.AppRunner(app, handler_cancellation=True, auto_decompress=False, access_log=None)
+            runner = web.AppRunner(app, handler_cancellation=True, auto_decompress=False, access_log=None, shutdown_timeout=1.0)
             await runner.setup()
             try:
                 site = web.TCPSite(runner, self._host, self._port)

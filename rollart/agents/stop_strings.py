@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from rollart.kept import KeptSets
 from rollart.types import GenerateResult
 
 __all__ = ["cut", "first_tokens"]
@@ -32,4 +33,5 @@ def cut(decode: Callable[[int], str], tokens: int, stops: Sequence[str]) -> tupl
 
 def first_tokens(result: GenerateResult, n: int) -> GenerateResult:
     """The response as if it had stopped after `n` tokens."""
-    return replace(result, ids=result.ids[:n], logprobs=result.logprobs[:n], versions=result.versions[:n], finish_reason="stop")
+    kept = None if result.kept is None else KeptSets(result.kept.ids[: sum(result.kept.counts[:n])], result.kept.counts[:n])
+    return replace(result, ids=result.ids[:n], logprobs=result.logprobs[:n], versions=result.versions[:n], finish_reason="stop", kept=kept)

@@ -86,11 +86,13 @@ def spoken(message: Any) -> Any:
 
 
 @asynccontextmanager
-async def serve(rendering: Rendering, generate: Any, budget: Budget | None = None, bounds: Bounds | None = None) -> AsyncIterator[Served]:
+async def serve(
+    rendering: Rendering, generate: Any, budget: Budget | None = None, bounds: Bounds | None = None, transform: SamplingTransform | None = None
+) -> AsyncIterator[Served]:
     server = AgentServer()
     await server.start()
     answering = Answering(
-        ATTEMPT, f"0/{ATTEMPT}", rendering, Hermes(), SamplingTransform(TEMPERATURE), budget or Budget(64, 12, 4096), 5, generate
+        ATTEMPT, f"0/{ATTEMPT}", rendering, Hermes(), transform or SamplingTransform(TEMPERATURE), budget or Budget(64, 12, 4096), 5, generate
     )  # fmt: skip
     try:
         with server.serve(answering, bounds or Bounds()) as door:

@@ -12,8 +12,8 @@ import pytest
 from rollart.agents.answering import Budget
 from rollart.agents.rendering import Rendering
 from rollart.engines.client import EngineClient
-from rollart.types import NOT_SAMPLED, GenerateRequest, GenerateResult, Version
-from tests.agents.serving import Says, Served, rescored, save_policy, serve
+from rollart.types import NOT_SAMPLED, GenerateRequest, GenerateResult, SamplingTransform, Version
+from tests.agents.serving import TEMPERATURE, Says, Served, rescored, save_policy, serve
 
 
 def assistant(text: str) -> dict[str, str]:
@@ -85,8 +85,8 @@ async def test_a_repeated_request_stands_beside_the_first_and_whichever_answer_i
     says = Says(rendering, "1", "2", "3", "4", "5")
     async with serve(rendering, says) as served:
         await served.ask("a")
-        await served.ask("a", assistant("1"), "b")
-        await served.ask("a", assistant("1"), "b")  # again: the answer 2 may have been thrown away, or kept beside this one
+        used = await served.ask("a", assistant("1"), "b")
+        again = await served.ask("a", assistant("1"), "b")  # again: the answer 2 may have been thrown away, or kept beside this one
         await served.ask("a", assistant("1"), "b", assistant("3"), "c")
         await served.ask("a", assistant("1"), "b", assistant("2"), "c")
         first, second = served.segments
@@ -96,7 +96,7 @@ async def test_a_repeated_request_stands_beside_the_first_and_whichever_answer_i
         assert second.ids[:shared] == first.ids[:shared] and sum(second.mask[:shared]) == 0  # trained on in the first alone
         assert first.sampled + second.sampled == 10
         seeds = [r.seed for r in says.asked]
-        assert len(set(seeds)) == 5
+        assert len(set(seeds)) == 5 and used.id != again.id
         assert says.asked[1].input_ids == says.asked[2].input_ids
 
 
@@ -217,6 +217,19 @@ async def test_new_weights_in_the_middle_of_a_real_response_leave_a_sound_segmen
             sampled = [v for v, m in zip(segment.versions, segment.mask, strict=True) if m]
             assert set(sampled) == {0, 1} and sampled == sorted(sampled)
             assert rescored(policy, segment, version=0) < 1e-4 and rescored(other, segment, version=1) < 1e-4
+
+
+async def test_what_a_cut_kept_stands_with_each_recorded_token_also_where_a_stop_string_ends_the_answer(rendering: Rendering, engine: str) -> None:
+    cut = SamplingTransform(TEMPERATURE, top_k=5)
+    async with EngineClient() as client, serve(rendering, lambda request: client.generate(engine, request), transform=cut) as served:
+        first = (await served.ask("a")).choices[0].message.content
+        assert len(first) > 2
+        async with serve(rendering, lambda request: client.generate(engine, request), transform=cut) as again:  # draws the same
+            assert (await again.ask("a", stop=first[2])).choices[0].message.content == first[: first.index(first[2])]
+            for (segment,) in (served.segments, again.segments):
+                segment.check()
+                assert list(segment.kept.counts) == [5] * segment.sampled and segment.sampled > 0
+            assert again.segments[0].sampled < served.segments[0].sampled
 
 
 async def test_an_engine_that_fails_is_told_as_a_503_and_ends_the_attempt(rendering: Rendering) -> None:
