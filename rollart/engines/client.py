@@ -121,12 +121,17 @@ class EngineClient:
         async with self._halted(url, swap):
             await self._update(url, {**body, "flush_cache": swap != "in_place"})
 
-    async def update_by_tensors(self, url: str, ranks: Sequence[str], selector: Selector, version: str | None, swap: Swap) -> None:
+    async def update_by_tensors(
+        self, url: str, ranks: Sequence[str], selector: Selector, version: str | None, swap: Swap, parts: bool = False
+    ) -> None:
         """Has an SGLang server take the tensors that `ranks` describe, one text for each of its ranks, into its policy alone, which it then serves as
-        `version`, or into its draft alone, whose version it doesn't know (None). ValueError for a swap that it has not: between_steps."""
+        `version`, or into its draft alone, whose version it doesn't know (None). They are a checkpoint's, whole, or each rank's `parts` under
+        SGLang's own names. ValueError for a swap that it has not: between_steps."""
         if swap == "between_steps":
             raise ValueError("an SGLang server is halted while it takes tensors: swap is retracting or in_place")
         body: dict[str, Any] = {"serialized_named_tensors": list(ranks), "selector": selector, "flush_cache": swap != "in_place"}
+        if parts:
+            body["load_format"] = "direct"
         async with self._halted(url, swap):
             await self._done(url, "/begin_weight_update", {"selector": selector})
             try:

@@ -64,6 +64,7 @@ class EngineHost(WorkerPlugin):
         self.hardware_class: str | None = None
         self.restarts = 0
         self._token = secrets.token_urlsafe(32)
+        self._model = Path()
         self._process: EngineProcess | None = None
         self._cache: WeightCache | None = None
         self._drafts: DraftVersions | None = None
@@ -143,7 +144,7 @@ class EngineHost(WorkerPlugin):
             try:
                 if await self._client.model_version(process.url) != str(version):
                     folder = await asyncio.to_thread(self._cache.fetch, version, peers)
-                    await give_weights(self._client, self.settings, process.url, folder, str(version))
+                    await give_weights(self._client, self.settings, self._model, process.url, folder, str(version))
                 served = await self._client.model_version(process.url)
                 load = await self._client.load(process.url)
             except EngineUnreachable as error:
@@ -162,7 +163,7 @@ class EngineHost(WorkerPlugin):
         return self._process
 
     async def _start(self) -> None:
-        folder = await asyncio.to_thread(self._model_folder)
+        folder = self._model = await asyncio.to_thread(self._model_folder)
         settings = self.settings
         with contextlib.ExitStack() as stack:
             if self._drafts is not None:
@@ -187,7 +188,7 @@ class EngineHost(WorkerPlugin):
                 return  # it starts again with the newest
             try:
                 folder = await asyncio.to_thread(drafts.folder, version)
-                await give_weights(self._client, self.settings, self._process.url, folder, str(version), "draft")
+                await give_weights(self._client, self.settings, self._model, self._process.url, folder, str(version), "draft")
             except (StoreError, EngineError, OSError) as error:
                 log.warning("version %s of the draft is left out, and %s stays: %s", version, drafts.version, error)
                 return

@@ -19,6 +19,8 @@ from rollart.engines.host import PLUGIN, EngineHost, serve_task
 from rollart.engines.response import STREAM_INTERVAL
 from rollart.engines.router import EngineEntry
 from rollart.engines.sglang.settings import SglangSettings
+from rollart.engines.sglang.slices import Shape, rank_of
+from rollart.engines.sglang.tensors import described
 from rollart.types import GenerateRequest, GenerateResult, SamplingTransform
 from storage.version import Version
 from storage.weights import WeightStore
@@ -88,6 +90,23 @@ async def test_responses_that_a_swap_meets_go_on_under_the_new_version_whether_t
         assert list(result.ids[swap:]) == tiny.greedy(tiny.model(seed=2), [*prompt, *result.ids[:swap]], len(result.ids) - swap)
         swaps.append(swap)
     assert max(swaps) >= STREAM_INTERVAL and min(swaps) == 0
+
+
+@pytest.mark.parametrize("parts", [False, True])
+async def test_weights_are_taken_as_tensors_too_whole_or_as_a_ranks_part(tiny: Any, cluster: Client, parts: bool) -> None:
+    url, model = _serve(cluster, 0).url, tiny.model(seed=3)
+    weights = {name: tensor.detach().clone().share_memory_() for name, tensor in model.named_parameters()}
+    shape = Shape.of({**model.config.to_dict(), "architectures": [type(model).__name__]})
+    ranks = described([rank_of(weights, shape, 0, 1) if parts else weights])
+    prompt = tiny.prompt(9)
+    async with EngineClient() as client:
+        await client.update_by_tensors(url, ranks, "target", "0-7", "retracting", parts)
+        result = await client.generate(url, GenerateRequest(f"tensors-{parts}", tuple(prompt), 8, GREEDY))
+        assert list(result.ids) == tiny.greedy(model, prompt, 8) and set(result.versions) == {Version(0, 7)}
+        # A server without a draft has nobody to give these to, and goes on.
+        await client.update_by_tensors(url, described([{}]), "draft", None, "in_place")
+        again = await client.generate(url, GenerateRequest(f"after-{parts}", tuple(prompt), 8, GREEDY))
+    assert again.ids == result.ids and set(again.versions) == {Version(0, 7)}
 
 
 def test_all_of_its_processes_die_with_a_killed_worker(cluster: Client) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import subprocess
@@ -32,6 +33,7 @@ READER = (
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     save_file(STATE, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel"]}))
     return tmp_path
 
 
@@ -86,19 +88,34 @@ async def test_a_frozen_draft_keeps_its_weights_since_the_policys_are_sent_to_th
     server: Calls, folder: Path, kv: str, mode: str, flush: bool
 ) -> None:
     async with EngineClient() as client:
-        await give_weights(client, launch(kv), server.url, folder, "0-7")
+        await give_weights(client, launch(kv), folder, server.url, folder, "0-7")
     paths = ["/pause_generation", "/begin_weight_update", "/update_weights_from_tensor", "/end_weight_update", "/continue_generation"]
     assert [path for path, _ in server.came] == paths
     bodies = dict(server.came)
     assert (bodies[paths[0]], bodies[paths[1]], bodies[paths[3]]) == ({"mode": mode}, {"selector": "target"}, {})
     sent = bodies[paths[2]]
     assert (sent["selector"], sent["weight_version"], sent["flush_cache"]) == ("target", "0-7", flush)
-    assert len(sent["serialized_named_tensors"]) == 2
+    assert len(sent["serialized_named_tensors"]) == 2 and "load_format" not in sent
+
+
+async def test_each_rank_is_sent_its_part_of_a_policy_whose_layout_is_known(server: Calls, tmp_path: Path, tiny: Any) -> None:
+    tiny.model("qwen2").save_pretrained(tmp_path)
+    async with EngineClient() as client:
+        await give_weights(client, launch("kept"), tmp_path, server.url, tmp_path, "0-1")
+    sent = dict(server.came)["/update_weights_from_tensor"]
+    assert sent["load_format"] == "direct"
+    names = "model.layers.0.self_attn.qkv_proj.bias"
+    script = f"import base64, pickle, sys; print(dict(pickle.loads(base64.b64decode(sys.argv[1])))['{names}'].tolist())"
+    whole = tiny.model("qwen2").state_dict()
+    for rank, described_tensors in enumerate(sent["serialized_named_tensors"]):
+        said = await asyncio.to_thread(subprocess.check_output, [sys.executable, "-c", script, described_tensors], text=True, timeout=60)
+        halves = [whole[f"model.layers.0.self_attn.{n}_proj.bias"].chunk(2)[rank] for n in "qkv"]
+        assert json.loads(said) == torch.cat(halves).tolist()
 
 
 async def test_a_version_of_the_draft_changes_neither_the_policys_version_nor_its_cache(server: Calls, folder: Path) -> None:
     async with EngineClient() as client:
-        await give_weights(client, launch("recomputed"), server.url, folder, "0-3", "draft")
+        await give_weights(client, launch("recomputed"), folder, server.url, folder, "0-3", "draft")
     bodies = dict(server.came)
     assert bodies["/pause_generation"] == {"mode": "in_place"} and bodies["/begin_weight_update"] == {"selector": "draft"}
     sent = bodies["/update_weights_from_tensor"]
@@ -107,7 +124,7 @@ async def test_a_version_of_the_draft_changes_neither_the_policys_version_nor_it
 
 async def test_where_n_grams_draft_the_server_loads_the_folder(server: Calls, folder: Path) -> None:
     async with EngineClient() as client:
-        await give_weights(client, launch("recomputed", "ngram"), server.url, folder, "0-1")
+        await give_weights(client, launch("recomputed", "ngram"), folder, server.url, folder, "0-1")
     assert [path for path, _ in server.came] == ["/pause_generation", "/update_weights_from_disk", "/continue_generation"]
 
 
@@ -115,7 +132,7 @@ async def test_what_is_refused_leaves_a_server_that_goes_on(server: Calls, folde
     server.refused = "/update_weights_from_tensor"
     async with EngineClient() as client:
         with pytest.raises(EngineRefused, match="no such parameter"):
-            await give_weights(client, launch("kept"), server.url, folder, "0-1")
+            await give_weights(client, launch("kept"), folder, server.url, folder, "0-1")
         assert [path for path, _ in server.came][-2:] == ["/end_weight_update", "/continue_generation"]
         with pytest.raises(ValueError, match="swap is retracting or in_place"):
             await client.update_by_tensors(server.url, ["x"], "target", "0-1", "between_steps")
