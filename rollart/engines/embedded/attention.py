@@ -13,10 +13,14 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
-__all__ = ["ATTENTION", "PackedStep", "QueryGroup", "SlotCache"]
+__all__ = ["ATTENTION", "PackedStep", "QueryGroup", "SlotCache", "attend", "slot_attention"]
 
 ATTENTION = "rollart_slots"
 """The name under which the attention function is registered with transformers."""
+
+
+_SHARING = 16
+"""With so many queries a row, heads that share a key head are computed as one; with more, the kernel is fast enough without, and the mask smaller."""
 
 
 class SlotCache:
@@ -29,6 +33,7 @@ class SlotCache:
         self.slots = slots
         self.max_length = max_length
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._joint: dict[int, Tensor] = {}
 
     def layer(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """The two tensors of layer `index`, with heads, type and device of `key` and `value` [1, kv_heads, N, head_dim]."""
@@ -41,6 +46,15 @@ class SlotCache:
             )
             self._layers[index] = found
         return found
+
+    def write(self, index: int, owners: Tensor, positions: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+        """The two tensors of layer `index`, with `new` [N, 2, kv_heads, head_dim], keys then values, put at `positions` [N] of slots `owners` [N]."""
+        joint = self._joint.get(index)
+        if joint is None:
+            joint = self._joint[index] = new.new_zeros((2, self.slots, new.shape[2], self.max_length, new.shape[3]))
+            self._layers[index] = (joint[0], joint[1])
+        joint[:, owners, :, positions] = new
+        return self._layers[index]
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Gives slot `target` the first `length` positions of slot `source`."""
@@ -55,14 +69,15 @@ class QueryGroup:
 
     `slots` is [R], or a range of neighbouring slots that is read in place, since copying keys costs more than idle rows;
     `tokens` [R * C] says where each query stands in the packed step (a short row repeats its last token, an idle one has
-    any); `positions` [R, C] are the queries' places in their sequences.
+    any), None if they all stand in order; `positions` [R, C] are the queries' places in their sequences.
     """
 
     slots: Tensor | slice
-    tokens: Tensor
+    tokens: Tensor | None
     positions: Tensor
     length: int
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
+    _biases: dict[tuple[int | None, int, torch.dtype], Tensor] = field(default_factory=dict)
 
     def mask(self, window: int | None) -> Tensor:
         """Which keys a query sees, bool [R, 1, C, L]; `window` limits how far back a sliding layer looks."""
@@ -74,6 +89,15 @@ class QueryGroup:
             if window is not None:
                 found &= keys > queries - window
             self._masks[window] = found
+        return found
+
+    def bias(self, window: int | None, shared: int, dtype: torch.dtype) -> Tensor:
+        """`mask` as what is added to scores, 0 or -inf [R, 1, C * shared, L], each query standing for `shared` heads."""
+        found = self._biases.get((window, shared, dtype))
+        if found is None:
+            mask = self.mask(window)
+            found = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf).repeat_interleave(shared, 2)
+            self._biases[window, shared, dtype] = found
         return found
 
 
@@ -93,23 +117,38 @@ class PackedStep:
     sampled: Tensor
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None, softcap: float | None) -> Tensor:
-    """[R, heads, C, dim] x [R, kv_heads, L, dim] -> [R, heads, C, dim]; `mask` is [R, 1, C, L]."""
-    rows, heads, chunk, dim = query.shape
-    kv_heads, length = key.shape[1:3]
-    if chunk > 1 and softcap is None:
-        return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, enable_gqa=heads != kv_heads)
-    # For one query a row, two batched products are twice as fast as the fused kernel. The queries of the heads that share a
-    # key head stand in one matrix, and rows and key heads form one batch, which is a view also where keys are read in place.
+def _softcapped(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scaling: float, softcap: float) -> Tensor:
+    """What scaled_dot_product_attention would be if it capped scores: [R, heads, C, dim] x [R, heads, L, dim] -> [R, heads, C, dim]."""
+    scores = softcap * (torch.matmul(query, key.transpose(2, 3)) * (scaling / softcap)).tanh()
+    return torch.matmul((scores.float() + bias).softmax(-1).to(value.dtype), value)
+
+
+def attend(step: PackedStep, keys: Tensor, values: Tensor, query: Tensor, scaling: float | None, softcap: float | None, window: int | None) -> Tensor:
+    """Attention of all queries [N, heads, dim] of a step over the layer's `keys` and `values`: [N, heads, dim of a value]."""
+    heads, kv_heads = query.shape[1], keys.shape[1]
     shared = heads // kv_heads
-    q = query.reshape(rows * kv_heads, shared * chunk, dim)
-    k, v = key.reshape(-1, length, dim), value.reshape(-1, length, value.shape[3])
-    scores = torch.bmm(q, k.transpose(1, 2)) * (dim**-0.5 if scaling is None else scaling)
-    if softcap is not None:
-        scores = softcap * (scores / softcap).tanh()
-    scores = scores.float().view(rows, kv_heads * shared, chunk, length).masked_fill_(~mask, -torch.inf)
-    weights = scores.softmax(-1).to(value.dtype).view(rows * kv_heads, shared * chunk, length)
-    return torch.bmm(weights, v).view(rows, heads, chunk, value.shape[3])
+    outputs = []
+    for group in step.groups:
+        rows, chunk = group.positions.shape
+        q = query if group.tokens is None else query[group.tokens]
+        k = keys[group.slots, :, : group.length]
+        v = values[group.slots, :, : group.length]
+        if chunk <= _SHARING or softcap is not None:
+            # Queries of the heads that share a key head stand in one matrix: the kernel reads each key once, and no key is repeated.
+            q = q.view(rows, chunk, kv_heads, shared, q.shape[2]).transpose(1, 2).reshape(rows, kv_heads, chunk * shared, q.shape[2])
+            bias = group.bias(window, shared, q.dtype)
+            if softcap is not None:
+                out = _softcapped(q, k, v, bias, q.shape[3] ** -0.5 if scaling is None else scaling, softcap)
+            else:
+                out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scaling)
+            out = out.view(rows, kv_heads, chunk, shared, v.shape[3]).transpose(1, 2)
+        else:
+            q = q.view(rows, chunk, heads, q.shape[2]).transpose(1, 2)
+            mask = group.mask(window)
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling, enable_gqa=shared > 1).transpose(1, 2)
+        outputs.append(out.reshape(rows * chunk, heads, v.shape[3]))
+    packed = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return packed if step.restore is None else packed[step.restore]
 
 
 def slot_attention(
@@ -133,19 +172,7 @@ def slot_attention(
     positions = step.positions[0]
     keys[step.owners, :, positions] = key[0].transpose(0, 1)
     values[step.owners, :, positions] = value[0].transpose(0, 1)
-    flat = query[0].transpose(0, 1)  # [N, heads, dim]
-    outputs = []
-    for group in step.groups:
-        rows, chunk = group.positions.shape
-        q = flat[group.tokens].view(rows, chunk, *flat.shape[1:]).transpose(1, 2)
-        k = keys[group.slots, :, : group.length]
-        v = values[group.slots, :, : group.length]
-        out = _attend(q, k, v, group.mask(sliding_window), scaling, softcap)
-        outputs.append(out.transpose(1, 2).reshape(rows * chunk, out.shape[1], out.shape[3]))
-    packed = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    if step.restore is not None:
-        packed = packed[step.restore]
-    return packed.unsqueeze(0), None
+    return attend(step, keys, values, query[0].transpose(0, 1), scaling, softcap, sliding_window).unsqueeze(0), None
 
 
 AttentionInterface.register(ATTENTION, slot_attention)

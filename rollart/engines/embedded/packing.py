@@ -47,6 +47,10 @@ def pack(
     def on_device(array: npt.NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(array).to(device)
 
+    def picked(queries: Ints) -> torch.Tensor | None:
+        flat = queries.reshape(-1)
+        return None if len(flat) == len(positions) and bool((flat == np.arange(len(flat))).all()) else on_device(flat)
+
     positions = _ragged(starts, counts)
     owners = np.repeat(slots, counts)
     firsts = np.cumsum(counts) - counts  # where each row begins in the packed sequence
@@ -64,14 +68,14 @@ def pack(
             at = slots[rows] - low
             query, place = np.full((high - low, chunk), first[0]), np.zeros((high - low, chunk), dtype=np.int64)
             query[at], place[at] = first[:, None] + column, begin[:, None] + column
-            groups.append(QueryGroup(slice(low, high), on_device(query.reshape(-1)), on_device(place), int((begin + n).max())))
+            groups.append(QueryGroup(slice(low, high), picked(query), on_device(place), int((begin + n).max())))
             restore[_ragged(first, n)] = _ragged(laid + at * chunk, n)
             laid += (high - low) * chunk
             continue
         groups.append(
             QueryGroup(
                 slots=on_device(slots[rows]),
-                tokens=on_device((first[:, None] + column).reshape(-1)),
+                tokens=picked(first[:, None] + column),
                 positions=on_device(begin[:, None] + column),
                 length=int((begin + n).max()),
             )

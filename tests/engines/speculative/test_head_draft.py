@@ -23,11 +23,11 @@ def model(small):
 
 
 class Checked(HeadDraft):
-    """Compares all that it proposes with what the policy and the head say of the request's tokens from scratch."""
+    """Compares all that it proposes with what `model`, which is the policy, and the head say of the request's tokens from scratch."""
 
-    def __init__(self, served, *arguments):
+    def __init__(self, model, served, *arguments):
         super().__init__(served, *arguments)
-        self.served, self.checked, self.without = served, 0, 0
+        self.model, self.served, self.checked, self.without = model, served, 0, 0
 
     def propose(self, asked):
         proposal = super().propose(asked)
@@ -40,11 +40,10 @@ class Checked(HeadDraft):
         return proposal
 
     def check(self, asked, proposal, row):
-        model, head = self.served._model, self._head
+        model, head = self.model, self._head
         tokens = asked.tokens[asked.slots[row], : asked.totals[row]].tolist()
         assert tokens == asked.requests[row].tokens
-        with plain_attention(model):
-            hidden = model.model(torch.tensor([tokens[:-1]])).last_hidden_state
+        hidden = model.model(torch.tensor([tokens[:-1]])).last_hidden_state
         said = [*tokens[1:]]
         for place in range(int(proposal.lengths[row])):
             features = head(hidden, model.get_input_embeddings()(torch.tensor([said])), torch.arange(len(said)).unsqueeze(0))
@@ -61,27 +60,13 @@ class Checked(HeadDraft):
         self.checked += 1
 
 
-class plain_attention:
-    """Lets a served model run as transformers would run it."""
-
-    def __init__(self, model):
-        self._model = model
-
-    def __enter__(self):
-        self._own = self._model.config._attn_implementation
-        self._model.set_attn_implementation("eager")
-
-    def __exit__(self, *_):
-        self._model.set_attn_implementation(self._own)
-
-
 @pytest.fixture
 def checked(schedule, model, headed):
     """A scheduler over the model, and its draft that checks itself; of a head with random weights and a part of the vocabulary."""
 
     def build(slots=4, chunk=8, reads=64):
         scheduler = schedule(model, slots, chunk=chunk)
-        draft = Checked(scheduler._model, slots, 64, reads, headed(model, KEPT), "0-0")
+        draft = Checked(model, scheduler._model, slots, 64, reads, headed(model, KEPT), "0-0")
         scheduler.speculator = Speculator(draft, 3)
         return scheduler, draft
 
@@ -136,7 +121,7 @@ def test_drafts_go_on_from_a_prefix_of_the_same_slot_and_of_another(checked, ask
 def test_hidden_states_are_the_ones_after_the_final_norm_in_every_architecture(tiny, schedule, headed, asking, finish, kind):
     model = tiny.model(kind)
     scheduler = schedule(model, 4)
-    draft = Checked(scheduler._model, 4, 64, 64, headed(model), "0-0")
+    draft = Checked(model, scheduler._model, 4, 64, 64, headed(model), "0-0")
     scheduler.speculator = Speculator(draft, 3)
     (one,) = finish(scheduler, asking(tiny.prompt(20), 12))
     assert one.output_ids == tiny.greedy(model, tiny.prompt(20), 12)
@@ -156,10 +141,12 @@ def test_after_a_swap_of_the_policy_drafts_come_of_its_new_hidden_states(checked
     requests = [asking(p, 25, 1.0, seed=i) for i, p in enumerate(prompts_of(6))]
     for request in requests:
         scheduler.add(request)
-    small(4).save_pretrained(tmp_path / "next")
+    following = small(4)
+    following.save_pretrained(tmp_path / "next")
     for _ in range(5):
         scheduler.step()
     scheduler.swap(scheduler._model.stage(tmp_path / "next"), "0-1")
+    draft.model = following
     before = draft.checked
     run(scheduler)
     assert {v for r in requests for v, _, _ in r.spans} == {"0-0", "0-1"}

@@ -216,11 +216,10 @@ def test_a_swap_of_the_draft_in_the_middle_changes_nothing(statistics, asking, s
 
 
 def weights_of(draft):
-    """Makes what a swap takes, of the weights that the draft has now: a copy, since a swap uses it up."""
+    """Makes what a swap takes, of the weights that the draft began with: each time anew, since a swap uses it up."""
     if isinstance(draft, HeadDraft):
         return lambda: draft._head
-    state = {name: parameter.detach().clone() for name, parameter in draft.model._model.named_parameters()}
-    return lambda: dict(state)
+    return lambda: draft.stage(draft.model.folder)
 
 
 @pytest.mark.parametrize("kind", ALL)
