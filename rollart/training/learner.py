@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rollart.drafts.head import DraftHead
 from rollart.training.advantages.finish import finished
 from rollart.training.advantages.reinforce import RunningBaselines
 from rollart.training.agreement import Rescored, agreed
 from rollart.training.batch import TrainBatch, TrainSequence, supervised_sequences
+from rollart.training.draft_trainer import DraftTrainer, fresh_head
 from rollart.training.errors import StateError
 from rollart.training.gradients import add_up
 from rollart.training.logprobs.given import Given
@@ -25,16 +27,17 @@ from rollart.training.losses.kl import kl_to_reference
 from rollart.training.losses.mask import MASKED
 from rollart.training.losses.registry import policy_loss
 from rollart.training.losses.terms import LossInputs
-from rollart.training.metrics import SkipReason, StepMetrics, SupervisedMetrics
+from rollart.training.metrics import DraftMetrics, SkipReason, StepMetrics, SupervisedMetrics
 from rollart.training.microbatch import MicroBatch, Totals, idle_micro_batch, micro_batches
 from rollart.training.minibatch import Gradient, Minibatch, counted, marks, padding
 from rollart.training.observe import Observations
 from rollart.training.optimiser import Optimiser, Update
 from rollart.training.policy import Policy, load_model
 from rollart.training.ranks import ALONE, Ranks
+from rollart.training.saving import put_back, taken
 from rollart.training.settings import LearnerSettings, OptimiserSettings
 from rollart.training.shares import dealt
-from rollart.training.state import check_fits, copies, fill, own_tensors, under
+from rollart.training.state import copies, fill, own_tensors
 from rollart.types import Segment
 
 __all__ = ["Gradient", "Learner", "Minibatch"]
@@ -52,9 +55,10 @@ class Learner:
     the model is `sharded` over them, every rank runs as many passes as the one with the most.
 
     With `elsewhere`, other workers compute what the reference and the proximal policy say, and each step is `given` it: none is held here.
+    `draft` is the draft head that learns beside the policy, where the settings have one do so: it begins as `head`, or afresh.
     """
 
-    def __init__(self, folder: str | Path, settings: LearnerSettings, *, elsewhere: bool = False) -> None:
+    def __init__(self, folder: str | Path, settings: LearnerSettings, *, elsewhere: bool = False, head: DraftHead | None = None) -> None:
         torch.set_num_threads(settings.model.threads)
         self.settings, self.elsewhere = settings, elsewhere
         self.lock = threading.RLock()
@@ -65,7 +69,17 @@ class Learner:
         self.reference: Policy | None = None
         self.value_head: nn.Linear | None = None
         self.baselines = RunningBaselines()
+        self.draft: DraftTrainer | None = None
+        if settings.draft.online:
+            self.draft_with(head)
         self.begin(settings.optimiser)
+
+    def draft_with(self, head: DraftHead | None = None, kept: Tensor | None = None) -> DraftTrainer:
+        """Takes `head`, or a fresh one over the tokens `kept` (default: all), as the draft that learns here, with an optimiser of its own. DraftError
+        if it is for another policy."""
+        settings = self.settings.draft
+        self.draft = DraftTrainer(self.policy, head or fresh_head(self.policy, settings, self.settings.model.seed, kept), settings)
+        return self.draft
 
     def begin(self, settings: OptimiserSettings | None = None, step: int = 0) -> None:
         """Starts training at `step` from the weights held now: fresh moments, value head and baselines, schedule at its start, reference
@@ -119,8 +133,11 @@ class Learner:
             skipped: list[SkipReason] = []
             taken: list[Update] = []
             losses: list[float] = []
+            drafted: DraftMetrics | None = None
             for part in parts:
                 reason, loss, update = self._optimise(part, batch.step, seen)
+                if self.draft is not None:
+                    drafted = self.draft.update(self.ranks) or drafted
                 if reason is None:
                     losses.append(loss)
                     taken.append(update)
@@ -138,7 +155,7 @@ class Learner:
                 step=batch.step, loss=sum(losses) / max(1, len(losses)), grad_norm=taken[-1].grad_norm if taken else 0.0,
                 lr=taken[-1].lr if taken else 0.0, optimiser_steps=len(taken), skipped=tuple(skipped),
                 tokens=tokens, forwarded_tokens=forwarded, padding_share=padding(places, real), sequences=sequences, trajectories=trajectories,
-                micro_batches=micros, seconds=time.perf_counter() - begun, **found,
+                micro_batches=micros, draft=drafted, seconds=time.perf_counter() - begun, **found,
             )  # fmt: skip
 
     def finish(self, batch: TrainBatch) -> TrainBatch:
@@ -207,7 +224,7 @@ class Learner:
         live = torch.zeros((), device=self.policy.device, dtype=torch.long)
         for i, micro in enumerate(part.micros):
             valued = self.value_head is not None and bool(micro.value_weights.any())
-            scores = self.policy.score(micro, entropy_gradient=options.entropy > 0, hidden=valued)
+            scores = self.policy.score(micro, entropy_gradient=options.entropy > 0, hidden=valued, states=self.draft is not None)
             current, entropy = scores.logprobs, scores.entropies
             if not micro.members:
                 (0.0 * current.sum()).backward()  # for the sake of the ranks that have something here
@@ -229,6 +246,8 @@ class Learner:
                 loss = loss + options.value * 0.5 * (micro.value_weights * (value - micro.returns) ** 2).sum()
             loss.backward()
             self.optimiser.collect()
+            if self.draft is not None and scores.states is not None:
+                self.draft.learn(micro, scores.states)
             total += loss.detach()
             kept = micro.advantages != 0
             live += (kept & ~terms.marks[MASKED] if MASKED in terms.marks else kept).sum()
@@ -318,33 +337,11 @@ class Learner:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All that a resumed learner needs, copied: arrays (`weights/`, `optimiser/` with its masters, `reference/`, `value_head/`,
-        `rng/torch`) and a JSON document; `reference/` where it is held here."""
+        `draft/`, `rng/torch`) and a JSON document; `reference/` where it is held here."""
         with self.lock:
-            arrays = copies(self.policy.model, "weights/")
-            arrays |= {f"optimiser/{name}": value for name, value in self.optimiser.arrays().items()}
-            if self.reference is not None:
-                arrays |= copies(self.reference.model, "reference/")
-            if self.value_head is not None:
-                arrays |= copies(self.value_head, "value_head/")
-            arrays["rng/torch"] = torch.get_rng_state()
-            return arrays, {"step": self.step, "optimiser": self.optimiser.counts(), "baselines": dict(self.baselines.means)}
+            return taken(self)
 
     def load_state(self, arrays: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
         """Goes on from what `state` gave, bit for bit; StateError if it belongs to another model or lacks what these settings need."""
         with self.lock:
-            if "rng/torch" not in arrays or not {"step", "optimiser", "baselines"} <= set(document):
-                raise StateError("the learner's state lacks rng/torch, step, optimiser or baselines; it is not a checkpoint of a learner")
-            held: dict[str, nn.Module | None] = {
-                "weights/": self.policy.model,
-                "reference/": None if self.reference is None else self.reference.model,
-                "value_head/": self.value_head,
-            }
-            there = {prefix: module for prefix, module in held.items() if module is not None}
-            for prefix, module in there.items():
-                check_fits(module, under(prefix, arrays))
-            for prefix, module in there.items():
-                fill(module, under(prefix, arrays))
-            self.optimiser.load(under("optimiser/", arrays), document["optimiser"])
-            self.baselines = RunningBaselines(document["baselines"])
-            self.step = int(document["step"])
-            torch.set_rng_state(arrays["rng/torch"])
+            put_back(self, arrays, document)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["SkipReason", "StalenessMetrics", "StepMetrics", "SupervisedMetrics"]
+__all__ = ["DraftMetrics", "SkipReason", "StalenessMetrics", "StepMetrics", "SupervisedMetrics"]
 
 SkipReason = Literal["no_tokens", "no_signal", "masked", "non_finite"]
 """Why an optimiser step left the parameters as they were: nothing was sampled; all advantages are 0; the loss's mask left out every token
@@ -27,6 +27,19 @@ class StalenessMetrics:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftMetrics:
+    """What a draft head was found to do before it was stepped: its `loss`, and by drafted token, from the first, the mean cross entropy in nats
+    against the policy's distribution and the mean chance of `acceptance`, given that the ones before were accepted, for the text as it was
+    sampled. `grad_norm` is before clipping, `seconds` what it cost the training step."""
+
+    loss: float
+    entropies: tuple[float, ...]
+    acceptance: tuple[float, ...]
+    grad_norm: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepMetrics:
     """One training step on one batch: the step that starts from version `step`.
 
@@ -39,7 +52,7 @@ class StepMetrics:
     engine agree; `alarms` says where they do not, and `drift_alarm` counts that. `value_loss` is the value head's mean squared error over
     2, `explained` the share of the returns' variance that it explains (None without one). `padding_share` is the part of the forwarded
     positions that was padding. `skipped` holds a reason for each optimiser step that was not taken; `grad_norm`, before clipping, and
-    `lr` are of the last that was.
+    `lr` are of the last that was. `draft` is the draft head's last step, where one is trained beside the policy.
     """
 
     step: int
@@ -73,6 +86,7 @@ class StepMetrics:
     drift_alarm: int = 0
     alarms: tuple[str, ...] = ()
     by_staleness: dict[int, StalenessMetrics] = field(default_factory=dict)
+    draft: DraftMetrics | None = None
     seconds: float = 0.0
 
 

@@ -76,11 +76,12 @@ def _recompute(model: Any) -> None:
 @dataclass(frozen=True, slots=True)
 class TokenScores:
     """Of the trained tokens of a micro-batch: `logprobs` and `entropies` [N] in nats, and, if asked for, the hidden states [N, H] that
-    predict them."""
+    predict them, or with `states` those of all its B * T positions."""
 
     logprobs: Tensor
     entropies: Tensor
     hidden: Tensor | None
+    states: Tensor | None = None
 
 
 class Policy:
@@ -125,20 +126,49 @@ class Policy:
         scores = self.score(micro, entropy_gradient=entropy_gradient)
         return scores.logprobs, scores.entropies
 
-    def score(self, micro: MicroBatch, *, entropy_gradient: bool = False, hidden: bool = False) -> TokenScores:
-        """What `logprobs` says and, with `hidden`, the states that it was said from."""
-        return TokenScores(*self.within(self._score, micro, entropy_gradient, hidden))
+    @property
+    def output_weight(self) -> Tensor:
+        """The output layer's [V, H]."""
+        model: Any = self.model
+        weight: Tensor = model.get_output_embeddings().weight
+        return weight
 
-    def _score(self, micro: MicroBatch, entropy_gradient: bool, hidden: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    def embed(self, ids: Tensor) -> Tensor:
+        """The embeddings [..., H] of tokens, as the model itself begins with them."""
+        model: Any = self.model
+        embedded: Tensor = model.get_input_embeddings()(ids)
+        return embedded
+
+    @torch.no_grad()
+    def probabilities(self, states: Tensor, temperature: Tensor | None, tokens: Tensor) -> Tensor:
+        """Of hidden states [N, H]: the probabilities [N, R] of `tokens` int64 [R] under softmax(logits / temperature), logits of `head_rows`
+        states at a time."""
+        found = states.new_empty((len(states), len(tokens)), dtype=self.compute_dtype)
+        for at in range(0, len(states), self.head_rows):
+            part = slice(at, at + self.head_rows)
+            logits = self._head()(states[part]).to(self.compute_dtype)
+            if temperature is not None:
+                logits = logits / temperature[part].unsqueeze(1)
+            found[part] = logits.softmax(-1).index_select(1, tokens)
+        return found
+
+    def score(self, micro: MicroBatch, *, entropy_gradient: bool = False, hidden: bool = False, states: bool = False) -> TokenScores:
+        """What `logprobs` says and, with `hidden`, the states that it was said from; with `states`, those of all positions."""
+        return TokenScores(*self.within(self._score, micro, entropy_gradient, hidden, states))
+
+    def _score(self, micro: MicroBatch, entropy_gradient: bool, hidden: bool, every: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         temperature = micro.temperature if micro.tempered else None
         if not self._split:
-            found = self.model(**_inputs(micro), use_cache=False, output_hidden_states=hidden)
+            found = self.model(**_inputs(micro), use_cache=False, output_hidden_states=hidden or every)
             logits = found.logits.flatten(0, 1).index_select(0, micro.index).to(self.compute_dtype)
-            states = found.hidden_states[-1].flatten(0, 1).index_select(0, micro.index) if hidden else None
-            return (*plain_logprobs(logits, micro.targets, temperature, micro.cut, entropy_gradient=entropy_gradient), states)
+            whole = found.hidden_states[-1].flatten(0, 1) if hidden or every else None
+            states = whole.index_select(0, micro.index) if hidden and whole is not None else None
+            chosen, entropy = plain_logprobs(logits, micro.targets, temperature, micro.cut, entropy_gradient=entropy_gradient)
+            return chosen, entropy, states, whole if every else None
         # No attention mask: padding stands on the right, where a causal model never looks, and without a mask attention
         # takes its fastest path.
-        states = self._body(**_inputs(micro)).flatten(0, 1).index_select(0, micro.index)  # [N, H]
+        body = self._body(**_inputs(micro)).flatten(0, 1)
+        states = body.index_select(0, micro.index)  # [N, H]
         head = self._head()
         if len(states) > self.head_rows and type(head) is nn.Linear:
             chosen, entropy = chunked_logprobs(
@@ -147,7 +177,7 @@ class Policy:
         else:
             logits = head(states).to(self.compute_dtype)
             chosen, entropy = plain_logprobs(logits, micro.targets, temperature, micro.cut, entropy_gradient=entropy_gradient)
-        return chosen, entropy, states if hidden else None
+        return chosen, entropy, states if hidden else None, body if every else None
 
     def _body(self, **inputs: Any) -> Tensor:
         body: Any = self.model.base_model

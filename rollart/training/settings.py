@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 __all__ = [
     "AdvantageName", "AdvantageOverride", "AdvantagePlan", "AdvantageSettings", "AgreementSettings", "BatchSettings", "Decay",
-    "Denominator", "KLEstimator", "LearnerSettings", "LoraSettings", "LossName", "LossSettings", "MaskSettings", "ModelSettings", "OptimiserSettings",
-    "RankSettings",
+    "Denominator", "DraftSettings", "KLEstimator", "LearnerSettings", "LoraSettings", "LossName", "LossSettings", "MaskSettings",
+    "ModelSettings", "OptimiserSettings", "RankSettings",
 ]  # fmt: skip
 
 AdvantageName = Literal["grpo", "rloo", "reinforce", "gae"]
@@ -262,6 +262,23 @@ class RankSettings(_Settings):
     )
 
 
+class DraftSettings(_Settings):
+    """A draft head, which proposes tokens to the engine; it learns from what the policy samples and never changes the policy."""
+
+    online: bool = Field(
+        default=False, description="train the head beside the policy, on the hidden states of the policy's own passes, and publish its versions"
+    )
+    model: str | None = Field(default=None, min_length=1, description="head to start with: its folder or URL, or `URL@VERSION`; default: a fresh one")
+    kept: int | None = Field(
+        default=None, ge=2, description="tokens that a fresh head can propose, the most frequent that the flow draft reads; default: the vocabulary"
+    )
+    width: int | None = Field(default=None, ge=2, description="width of a fresh head; default: the policy's")
+    heads: int | None = Field(default=None, ge=1, description="attention heads of a fresh head; default: the policy's")
+    steps: int = Field(default=3, ge=1, le=15, description="tokens that it learns to draft one after the other, from its own features")
+    optimiser: OptimiserSettings = Field(default=OptimiserSettings(lr=1e-3), description="its own: the policy's gradient is clipped without it")
+    publish_every: int = Field(default=1, ge=1, description="training steps between two versions of the head")
+
+
 class LearnerSettings(_Settings):
     """Everything that a learner is made from, but the model's folder."""
 
@@ -272,6 +289,7 @@ class LearnerSettings(_Settings):
     batch: BatchSettings = BatchSettings()
     agreement: AgreementSettings = AgreementSettings()
     ranks: RankSettings = RankSettings()
+    draft: DraftSettings = DraftSettings()
 
     @property
     def needs_reference(self) -> bool:
