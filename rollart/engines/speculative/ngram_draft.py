@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rollart.engines.embedded.request import Request
 from rollart.engines.speculative.draft import Asked, Proposal
-from rollart.engines.speculative.ngram_index import NgramIndex
+from rollart.engines.speculative.ngram_index import LEAST, NgramIndex
 
 __all__ = ["NgramDraft"]
 
@@ -26,7 +26,8 @@ class _Shelf:
 
 class NgramDraft:
     """Prompt lookup with a memory: requests with one `draft_key` (those of one task, say) draft from each other's tokens, one without draws
-    on its own alone. At most `tokens` tokens of ended requests are kept, those of the key used longest ago dropped first.
+    on its own alone. At most `tokens` tokens of ended requests are kept, those of the key used longest ago dropped first. A draft is as long as
+    it is likely, by `least`, to stand to its end.
 
     Depends on no weights, so a swap changes nothing here: tokens of an older policy remain likely ones. `version` is always "none".
     """
@@ -34,7 +35,8 @@ class NgramDraft:
     name = "ngram"
     version = "none"
 
-    def __init__(self, tokens: int = TOKENS) -> None:
+    def __init__(self, tokens: int = TOKENS, least: float = LEAST) -> None:
+        self._least = least
         self._bound = tokens
         self._kept = 0
         self._shelves: OrderedDict[str, _Shelf] = OrderedDict()
@@ -46,7 +48,7 @@ class NgramDraft:
         return self._kept
 
     def propose(self, asked: Asked) -> Proposal:
-        """Point masses; of a request whose last tokens were never seen before, none."""
+        """Point masses; of a request whose last tokens were never seen before, or before too many different ones, none."""
         drafted: list[list[int]] = []
         for request, slot, total, limit in zip(asked.requests, asked.slots.tolist(), asked.totals.tolist(), asked.limits.tolist(), strict=True):
             if limit == 0:
@@ -55,7 +57,7 @@ class NgramDraft:
             shelf = self._shelf(request)
             text = shelf.running.setdefault(request, [])
             self._read(shelf, text, asked.tokens[slot, len(text) : total].tolist())
-            drafted.append(shelf.index.continuation(text, limit))
+            drafted.append(shelf.index.continuation(text, limit, self._least))
         return Proposal.certain(drafted)
 
     def ended(self, request: Request) -> None:

@@ -33,7 +33,7 @@ def say(request, *tokens):
 def test_it_goes_on_as_the_last_time_that_the_same_tokens_stood_there():
     index = NgramIndex()
     index.extend([1, 2, 3, 4, 5, 9, 1, 2], 0)
-    assert index.continuation([7, 1, 2], 3) == [3, 4, 5]
+    assert index.continuation([7, 1, 2], 3, least=0.0) == [3, 4, 5]
     assert index.continuation([2, 1], 3) == []
     assert index.continuation([2], 3) == []
 
@@ -46,6 +46,29 @@ def test_the_longer_context_decides_then_the_more_frequent_token_then_the_later_
     assert index.continuation([1, 2, 3], 1) == [10]
     index.extend([7, 2, 3, 10], 0)
     assert index.continuation([9, 2, 3], 1) == [10]
+
+
+def test_a_draft_is_the_longer_the_longer_and_the_oftener_seen_its_match_is():
+    text, index = list(range(10, 30)), NgramIndex()
+    index.extend(text, 0)
+    # Half as likely with each token, until six are known to have stood there; from then on hardly any less.
+    assert index.continuation(text[3:5], 9) == text[5:6]
+    assert index.continuation(text[3:9], 9) == text[9:18]
+    for _ in range(2):
+        index.extend(text, 0)
+    assert index.continuation(text[3:5], 9) == text[5:10]  # 3 of 4 times each, then 3 of 3.1 as six are known: 0.306, and 0.296 with a sixth
+    assert index.continuation(text[3:5], 9, least=0.5) == text[5:7]  # 0.75 ** 2
+
+
+def test_nothing_is_drafted_where_different_tokens_came_after_the_same_ones():
+    index = NgramIndex()
+    for token in (40, 41, 42):
+        index.extend([2, 3, 4, token], 0)
+    assert index.continuation([2, 3, 4], 1, least=0.0) == [42]
+    assert index.continuation([2, 3, 4], 1) == []
+    index.extend([2, 3, 4, 41], 0)
+    index.extend([2, 3, 4, 41], 0)
+    assert index.continuation([2, 3, 4], 1) == [41]
 
 
 def test_what_is_removed_counts_no_longer_and_leaves_nothing_behind():
@@ -62,7 +85,7 @@ def test_what_is_removed_counts_no_longer_and_leaves_nothing_behind():
 
 
 def test_a_request_draws_on_its_own_tokens_as_they_come(asking):
-    draft, one = NgramDraft(), asking([4, 5, 6, 7, 4], 50)
+    draft, one = NgramDraft(least=0.0), asking([4, 5, 6, 7, 4], 50)
     assert drafted(draft, one) == [[]]
     say(one, 5)
     assert drafted(draft, one) == [[6, 7, 4, 5]]
@@ -71,7 +94,7 @@ def test_a_request_draws_on_its_own_tokens_as_they_come(asking):
 
 
 def test_requests_of_one_key_draw_on_each_other_and_others_do_not(asking):
-    draft = NgramDraft()
+    draft = NgramDraft(least=0.0)
     one, two, three, alone, also = (asking([2, 3], 50, draft_key=key) for key in ("a", "a", "b", None, None))
     drafted(draft, one, alone)
     say(one, 4, 5)
@@ -83,7 +106,7 @@ def test_requests_of_one_key_draw_on_each_other_and_others_do_not(asking):
 
 
 def test_what_ended_is_kept_up_to_the_bound_the_key_used_longest_ago_going_first(asking):
-    draft = NgramDraft(tokens=25)
+    draft = NgramDraft(least=0.0, tokens=25)
     for key in ("a", "b", "a", "c"):
         one = asking([2, 3, 4, ord(key)], 50, draft_key=key)
         drafted(draft, one)
@@ -95,7 +118,7 @@ def test_what_ended_is_kept_up_to_the_bound_the_key_used_longest_ago_going_first
 
 
 def test_a_request_longer_than_all_that_may_be_kept_is_not(asking):
-    draft, one = NgramDraft(tokens=5), asking([2, 3, 4, 2, 3, 4], 50, draft_key="a")
+    draft, one = NgramDraft(least=0.0, tokens=5), asking([2, 3, 4, 2, 3, 4], 50, draft_key="a")
     drafted(draft, one)
     draft.ended(one)
     assert draft.remembered == 0
@@ -103,7 +126,7 @@ def test_a_request_longer_than_all_that_may_be_kept_is_not(asking):
 
 
 def test_many_requests_leave_no_more_than_the_bound(asking):
-    draft, numbers = NgramDraft(tokens=500), np.random.default_rng(0)
+    draft, numbers = NgramDraft(least=0.0, tokens=500), np.random.default_rng(0)
     for i in range(300):
         one = asking(numbers.integers(0, 50, 20).tolist(), 50, draft_key=str(i % 7) if i % 3 else None)
         drafted(draft, one)
@@ -115,6 +138,6 @@ def test_many_requests_leave_no_more_than_the_bound(asking):
 
 @pytest.mark.parametrize("limits", [[0, 2], [2, 0]])
 def test_nothing_is_drafted_where_nothing_is_wanted(asking, limits):
-    draft = NgramDraft()
+    draft = NgramDraft(least=0.0)
     found = drafted(draft, asking([2, 3, 4, 2, 3], 9), asking([2, 3, 4, 2, 3], 9), limit=limits)
     assert [len(f) for f in found] == limits
