@@ -82,7 +82,8 @@ class EngineHost(WorkerPlugin):
             self._address = get_address_host(worker.address)
         self._serving = asyncio.Lock()
         self._client = EngineClient()
-        self._cache = await asyncio.to_thread(_open_cache, self.weights_url, self.storage_options, self._token, self._address)
+        alone = self.settings.takes_adapters
+        self._cache = await asyncio.to_thread(_open_cache, self.weights_url, self.storage_options, self._token, self._address, alone)
         try:
             if self.settings.speculation.draft in WEIGHTED:
                 self._drafts = await asyncio.to_thread(_open_drafts, self.settings)
@@ -225,12 +226,12 @@ def _open_drafts(settings: EngineLaunch) -> DraftVersions:
     return DraftVersions(settings.speculation, settings.storage_options)
 
 
-def _open_cache(weights_url: str, storage_options: Mapping[str, Any], token: str, address: str) -> WeightCache:
+def _open_cache(weights_url: str, storage_options: Mapping[str, Any], token: str, address: str, alone: bool) -> WeightCache:
     # Imported here, since it brings torch: the control process imports this module too, to send the plugin.
     from rollart.engines.weight_cache import WeightCache
     from storage.weights import WeightStore
 
-    return WeightCache(WeightStore(weights_url, storage_options), token=token, address=address)
+    return WeightCache(WeightStore(weights_url, storage_options), alone=alone, token=token, address=address)
 
 
 async def serve_task(version: Version, dask_worker: Worker, peers: Sequence[str] = (), coordinator: int = 0) -> EngineEntry:

@@ -46,6 +46,11 @@ class EngineLaunch(Protocol):
         """How many ranks new weights are sent to as tensors; 0 if the engine loads them from a folder."""
         ...
 
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether it takes an adapter without its base once it has that; otherwise its host adds the adapter in."""
+        ...
+
     def drafting_from(self, folder: Path, version: str) -> EngineLaunch:
         """The same with the draft's weights, of that version, in the local `folder`."""
         ...
@@ -90,6 +95,11 @@ class EngineSettings:
     def by_tensors(self) -> int:
         """It loads a folder's weights into the policy or the draft, as it is told."""
         return 0
+
+    @property
+    def takes_adapters(self) -> bool:
+        """It keeps the base, and adds each adapter into that."""
+        return True
 
     @property
     def swap(self) -> Swap:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollart.engines import weight_file
+from rollart.engines.adapter_folder import holds_adapter, write_adapter
 from rollart.engines.host_chunks import HostChunks
 from rollart.engines.locks import exclusive, shared, try_exclusive, unlock
 from storage.errors import Damaged, StoreError, VersionMissing
@@ -38,6 +39,7 @@ LEASE_S = 900.0
 _PREFIX = "rollart-weights-"
 _FILE = "model.safetensors"
 _BASE = "base-"
+_ADAPTER = "adapter"
 
 
 def shared_memory() -> Path:
@@ -63,11 +65,15 @@ class WeightCache:
     """The versions of one store on this host, one folder each; processes share them by locks that die with their holders.
 
     `fetch` keeps a folder from being removed until the next `fetch` or `close`. Folders that no living process holds (their
-    owners were killed) go when any cache opens. With the `token` of a run, whose hosts can reach this one at `address`, hosts
-    read from each other first and from the store last. Methods block: call them in a thread.
+    owners were killed) go when any cache opens. With `alone` versions that are adapters are left so, for engines that hold the
+    base. With the `token` of a run, whose hosts can reach this one at `address`, hosts read from each other first and from the store
+    last. Methods block: call them in a thread.
     """
 
-    def __init__(self, store: WeightStore, parent: Path | None = None, *, token: str | None = None, address: str = "127.0.0.1") -> None:
+    def __init__(
+        self, store: WeightStore, parent: Path | None = None, *, alone: bool = False, token: str | None = None, address: str = "127.0.0.1"
+    ) -> None:
+        self._alone = alone
         self._parent = shared_memory() if parent is None else parent
         digest = hashlib.sha256(store.url.encode()).hexdigest()[:12]
         self.folder = self._parent / f"{_PREFIX}{os.getuid()}-{digest}"
@@ -99,14 +105,14 @@ class WeightCache:
     def fetch(self, version: Version, peers: Sequence[str] = ()) -> Path:
         """The folder with `model.safetensors` of `version`, downloaded unless another process of the host has done so. Of a version that
         is stored as changes, only those since the last one that this host still has are. Of adapters the base is downloaded once, and each
-        version's own matrices are added into a copy of it.
+        version's own matrices are added into a copy of it; or, where they are left alone, the folder is as `adapter_folder` has it.
 
         `peers` are the chunk servers of all hosts, by URL. Raises what the store raises, VersionMissing among it, and OSError
         if there is no room. Removes the versions that nobody on this host holds any longer.
         """
         folder = self.folder / f"v{version}"
         if self._held is not None and self._held[0] == folder:
-            return folder
+            return self._loaded_from(folder)
         if self._peers is not None:
             self._peers.use(peers)
         # Held before looked at: from here on nobody removes the folder, whether it is there already or not.
@@ -114,7 +120,7 @@ class WeightCache:
         try:
             download = exclusive(self.folder / "download")
             try:
-                if not (folder / _FILE).exists():
+                if not self._there(folder):
                     self._download(version, folder)
             finally:
                 unlock(download)
@@ -126,7 +132,7 @@ class WeightCache:
             unlock(before[1])
         self._remove_unheld()
         self._retain(version)
-        return folder
+        return self._loaded_from(folder)
 
     def close(self) -> None:
         """Lets go of everything; the last process of the host to do so removes the folder."""
@@ -143,27 +149,37 @@ class WeightCache:
         if self._chunks is not None:
             self._chunks.close()
 
+    def _there(self, folder: Path) -> bool:
+        return (folder / _FILE).exists() or (self._alone and holds_adapter(folder / _ADAPTER))
+
+    def _loaded_from(self, folder: Path) -> Path:
+        """Where in a version's folder its engines load from: caches that merge and ones that don't may share it."""
+        return folder / _ADAPTER if self._alone and holds_adapter(folder / _ADAPTER) else folder
+
     def _download(self, version: Version, folder: Path) -> None:
-        """Puts the file there whole: it is filled aside, then moved."""
+        """Puts the file there whole: it is filled aside, then moved. So is an adapter's folder."""
         folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.glob(".aside-*"):
-            left.unlink(missing_ok=True)  # of a process that was killed here: nobody else is, under the lock for downloads
-        aside = folder / f".aside-{os.getpid()}"
+        for left in folder.glob(".aside-*"):  # of a process that was killed here: nobody else is, under the lock for downloads
+            shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+        aside, target = folder / f".aside-{os.getpid()}", folder / _FILE
         with self._leased(version):
             whole = Whole(self._store, version)
             commit = whole.commit
             chain = [version] if commit.base is None else self._store.chain(version)
             try:
-                if whole.adapter is not None:
+                if whole.adapter is not None and self._alone:
+                    write_adapter(aside, whole.adapter, self._store.pull(version), self._base(whole.layout, whole.adapter))
+                    target = folder / _ADAPTER
+                elif whole.adapter is not None:
                     shutil.copyfile(self._base(whole.layout, whole.adapter), aside)
                     merge(weight_file.mapped(aside, whole.layout), self._store.pull(version), whole.adapter)
                 elif not self._updated(commit, chain[1:], aside):
                     weight_file.create(aside, commit)
                     out = weight_file.mapped(aside, commit)
                     self._store.pull(version, names=list(out), out=out)
-                aside.replace(folder / _FILE)
+                aside.replace(target)
             finally:
-                aside.unlink(missing_ok=True)
+                shutil.rmtree(aside) if aside.is_dir() else aside.unlink(missing_ok=True)
         # Since the last line of the log: what this host's server has read for others meanwhile is in one of them.
         before, self._said = self._said, self.stats
         peers = sum(self._said.peers.values()) - sum(before.peers.values())

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from rollart.engines.embedded.adapted import WeightSource
 from rollart.engines.embedded.attention import ATTENTION, PackedStep
 from rollart.engines.embedded.decoder import Decoder
-from rollart.engines.embedded.weights import WeightsError, read_weights, wanted_weights
+from rollart.engines.embedded.weights import WeightsError, wanted_weights
 
 __all__ = ["PolicyModel", "WeightsError"]
 
@@ -37,7 +38,8 @@ class PolicyModel:
         self.vocabulary = int(self.config.vocab_size)
         eos = model.generation_config.eos_token_id if model.generation_config.eos_token_id is not None else self.config.eos_token_id
         self.eos_token_ids = frozenset([eos] if isinstance(eos, int) else eos or [])
-        self._wanted, self._aliases = wanted_weights(self._model)
+
+        self._source = WeightSource(*wanted_weights(self._model), device)
         self._decoder = Decoder.of(self._model)
 
     def logits(self, step: PackedStep) -> Tensor:
@@ -62,19 +64,24 @@ class PolicyModel:
             hook.remove()
         return logits, found[0][0]
 
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of weights that were read from files since the start: of adapters one base, once, and then theirs alone."""
+        return self._source.bytes_read
+
     def embed(self, ids: Tensor) -> Tensor:
         """The embeddings [..., H] of tokens."""
         embedded: Tensor = self._model.get_input_embeddings()(ids)
         return embedded
 
     def stage(self, folder: Path) -> dict[str, Tensor]:
-        """Reads the weights in `folder`, into memory, in this model's type, on its device, in the form that is served;
+        """Reads the weights in `folder`, whole ones or an adapter, into memory, in this model's type, on its device, in the form that is served;
         safe beside a running step.
 
         WeightsError if there are none, one is missing, one is unknown, a shape or the kind of number differs, or values are not finite in
         the model's type.
         """
-        read = read_weights(folder, self._wanted, self._aliases, self.device)
+        read = self._source.read(folder)
         return dict(read) if self._decoder is None else self._decoder.prepare(read)
 
     def swap(self, staged: dict[str, Tensor]) -> None:

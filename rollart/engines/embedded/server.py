@@ -189,7 +189,8 @@ class EngineServer:
         return web.json_response({
             "loads": [{"dp_rank": 0, "num_running_reqs": s.running, "num_waiting_reqs": s.waiting}],
             "running": s.running, "waiting": s.waiting, "generated_tokens": t.generated, "prefilled_tokens": t.prefilled,
-            "cached_tokens": t.cached, "steps": t.steps, "busy_seconds": t.seconds, **(s.speculator.loads if s.speculator else {}),
+            "cached_tokens": t.cached, "steps": t.steps, "busy_seconds": t.seconds, "weight_bytes_read": self._model.bytes_read,
+            **(s.speculator.loads if s.speculator else {}),
         })  # fmt: skip
 
     async def _metrics(self, http: web.Request) -> web.Response:

@@ -56,6 +56,11 @@ class SglangSettings:
         """All of them where a draft has weights of its own, into which what is loaded from a folder would go as well."""
         return self.tensor_parallel if self.speculation.draft in WEIGHTED else 0
 
+    @property
+    def takes_adapters(self) -> bool:
+        """An adapter of its own would have to be named by each request, which then keeps it to the end whatever is served."""
+        return False
+
     def drafting_from(self, folder: Path, version: str) -> SglangSettings:
         """The same with the draft's weights, of that version, in the local `folder`."""
         return dataclasses.replace(self, speculation=dataclasses.replace(self.speculation, model=folder, version=version))
