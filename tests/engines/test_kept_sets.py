@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,9 @@ def kept_by(logits: torch.Tensor, transform: SamplingTransform) -> list[int]:
 
 
 def moved(transform: SamplingTransform, by: float) -> SamplingTransform:
-    return replace(transform, top_p=min(transform.top_p + by, 1.0), min_p=transform.min_p * (1 - by)) if transform.top_p < 1 else transform
+    return (
+        dataclasses.replace(transform, top_p=min(transform.top_p + by, 1.0), min_p=transform.min_p * (1 - by)) if transform.top_p < 1 else transform
+    )
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +94,14 @@ def checked(model: Any, request: GenerateRequest, result: GenerateResult) -> Non
 async def test_each_token_comes_with_what_the_cuts_kept_there(tiny: Any, model: Any, url: str, cut: SamplingTransform) -> None:
     async with EngineClient() as client:
         request = asked(tiny, "whole", cut)
-        first, again = [await client.generate(url, request) for _ in range(2)]  # an n-gram draft knows the second by heart
-        checked(model, request, first)
-        checked(model, request, again)
+        for _ in range(2):  # an n-gram draft knows the second by heart
+            checked(model, request, await client.generate(url, request))
+        beside = [dataclasses.replace(request, rid=f"{i}", input_ids=tuple(tiny.prompt(5 + i, seed=i)), seed=i) for i in range(4)]
+        uncut = dataclasses.replace(request, rid="uncut", transform=SamplingTransform())
+        *found, plain = await asyncio.gather(*(client.generate(url, one) for one in (*beside, uncut)))
+        assert plain.kept is None
+        for one, result in zip(beside, found, strict=True):
+            checked(model, one, result)
         heard: list[GenerateResult] = []
         heard.append(await client.generate(url, asked(tiny, "streamed", cut), heard.append))
     assert len(heard) > 1
