@@ -1,0 +1,1 @@
+"""What `benchmarks.engine` is made of: the workload, the ways of generating it, and what single passes cost."""
