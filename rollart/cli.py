@@ -122,6 +122,32 @@ def report(run_url: str, as_json: bool) -> None:
     click.echo(json.dumps({"ok": True, "report": url, **summary}) if as_json else f"{table}\nreport: {url}")
 
 
+@main.command()
+@click.argument("run_url", metavar="RUN")
+@click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Change one field of draft_training or training; may be repeated.")
+@json_option
+@clean_errors("interrupted; nothing was published")
+def draft(run_url: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Trains a draft head from what RUN (a run's folder or URL) has sampled, here, and publishes it."""
+    from rollart.run import RunFolder
+
+    folder = RunFolder(run_url)
+    config = parse(folder.config().to_yaml(), list(overrides))
+    from flows.draft import draft as flow
+    from rollart.drafting import open_drafting
+
+    with open_drafting(config, folder) as drafting:
+        made = flow(drafting, lambda text: click.echo(text, err=True))
+    if as_json:
+        said = {"store": made.store, "version": str(made.version), "before": list(made.before), "after": list(made.after)}
+        click.echo(json.dumps({"ok": True, **said}))
+        return
+    click.echo("token   acceptance before   after")
+    for place, (before, after) in enumerate(zip(made.before, made.after, strict=True), 1):
+        click.echo(f"{place:5}   {before:17.3f}   {after:5.3f}")
+    click.echo(f"head: {made.store}@{made.version}")
+
+
 def _resumed_config(overrides: list[str]) -> Config:
     """The configuration that the run to be resumed was started with, with what the user changes now."""
     from rollart.run import find

@@ -6,6 +6,7 @@ import yaml
 from pydantic import Field, model_validator
 
 from rollart.config.contradictions import contradictions
+from rollart.config.draft import DraftTrainingSettings
 from rollart.config.engine import EngineSettings, LogprobSettings
 from rollart.config.hardware import HardwareClass, PlacementSettings
 from rollart.config.policy import PolicySettings
@@ -44,6 +45,7 @@ class Config(Section):
     evaluate: EvaluateSettings = Field(default_factory=lambda: EvaluateSettings())
     engine: EngineSettings = Field(default_factory=lambda: EngineSettings())
     placement: PlacementSettings = Field(default_factory=lambda: PlacementSettings())
+    draft_training: DraftTrainingSettings = Field(default_factory=lambda: DraftTrainingSettings())
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:

@@ -270,7 +270,7 @@ class DraftSettings(_Settings):
     )
     model: str | None = Field(default=None, min_length=1, description="head to start with: its folder or URL, or `URL@VERSION`; default: a fresh one")
     kept: int | None = Field(
-        default=None, ge=2, description="tokens that a fresh head can propose, the most frequent that the flow draft reads; default: the vocabulary"
+        default=None, ge=2, description="tokens that a fresh head can propose, the most frequent that `rollart draft` reads; default: the vocabulary"
     )
     width: int | None = Field(default=None, ge=2, description="width of a fresh head; default: the policy's")
     heads: int | None = Field(default=None, ge=1, description="attention heads of a fresh head; default: the policy's")
