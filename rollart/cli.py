@@ -16,6 +16,7 @@ import click
 
 from rollart.command import clean_errors, fail, json_option
 from rollart.config import Config, ConfigError, load, parse
+from rollart.env_cli import env
 from rollart.weights_cli import weights
 
 FLOWS = ("train", "sft", "evaluate")
@@ -28,6 +29,7 @@ def main() -> None:
 
 
 main.add_command(weights)
+main.add_command(env)
 
 
 @main.command()

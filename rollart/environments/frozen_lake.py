@@ -78,6 +78,9 @@ class FrozenLake:
         if self._env is not None:
             self._env.close()
 
+    def actions(self) -> list[str]:
+        return list(LETTERS)
+
     def script(self, rng: random.Random) -> str:
         """A letter that brings the goal one step nearer with probability `script_skill`, else any of the four."""
         if rng.random() >= self.settings.script_skill:

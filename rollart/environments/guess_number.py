@@ -66,6 +66,9 @@ class GuessNumber:
     def close(self) -> None:
         """Nothing to give back."""
 
+    def actions(self) -> list[str]:
+        return [str(number) for number in range(self.settings.lowest, self.settings.highest + 1)]
+
     def script(self, rng: random.Random) -> str:
         """The middle of what the hints leave with probability `script_skill`, else any number of the range."""
         s = self.settings

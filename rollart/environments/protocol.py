@@ -75,3 +75,10 @@ class Scripted(Protocol):
     """An environment that can also play itself, imperfectly: `script` returns the next action's text."""
 
     def script(self, rng: random.Random) -> str: ...
+
+
+@runtime_checkable
+class Choosing(Protocol):
+    """An environment that can list actions which it would take now, of which random play draws one."""
+
+    def actions(self) -> list[str]: ...

@@ -1,4 +1,4 @@
-"""Makes an environment from its name and settings; owns the list of short names, imports an environment only when it is asked for."""
+"""Makes an environment from its name and settings; imports an environment only when it is asked for. The names are the catalogue's."""
 
 from __future__ import annotations
 
@@ -8,15 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from rollart.environments.catalogue import AmbiguousName, find, known
 from rollart.environments.protocol import Agent, Environment, is_agent
 from rollart.import_paths import why_not_imported
-
-NAMES: dict[str, str] = {
-    "frozen_lake": "rollart.environments.frozen_lake:FrozenLake",
-    "guess_number": "rollart.environments.guess_number:GuessNumber",
-    "reasoning": "rollart.environments.reasoning:Reasoning",
-}
-"""Short name to `module:Class`. Whoever writes another environment needs no entry here: its import path is a name too."""
 
 
 class UnknownEnvironment(ValueError):
@@ -38,11 +32,11 @@ class Settings(BaseModel):
 
 
 def resolve(name: str) -> type[Environment] | type[Agent]:
-    """The class, of an environment or an agent, that `name` (a short name, or an import path `module:Class`) stands for; UnknownEnvironment if
-    there is none."""
-    if name not in NAMES and ":" not in name:
-        raise UnknownEnvironment(f"unknown environment {name!r}; known are {', '.join(sorted(NAMES))}, and any import path module:Class")
-    path = NAMES.get(name, name)
+    """The class, of an environment or an agent, that `name` (one of the catalogue's, or an import path `module:Class`) stands for.
+
+    UnknownEnvironment if there is none, or if the extra that it needs isn't installed.
+    """
+    path = name if ":" in name else _path(name)
     try:
         found = pkgutil.resolve_name(path)
     except (Exception, SystemExit) as error:  # importing runs a user's module, which may end in anything
@@ -51,6 +45,18 @@ def resolve(name: str) -> type[Environment] | type[Agent]:
     if not isinstance(found, type) or (missing and not is_agent(found)):
         raise UnknownEnvironment(f"{path!r} is no environment class, and without run() no agent; it lacks {', '.join(missing) or 'being a class'}")
     return found
+
+
+def _path(name: str) -> str:
+    try:
+        entry = find(name)
+    except AmbiguousName as error:
+        raise UnknownEnvironment(str(error)) from error
+    if entry is None:
+        raise UnknownEnvironment(f"unknown environment {name!r}; known are {', '.join(sorted(known()))}, and any import path module:Class")
+    if missing := entry.missing:
+        raise UnknownEnvironment(f"environment {name!r} needs {', '.join(missing)}: {entry.how_to_install}, here and on the workers")
+    return entry.path
 
 
 def make(name: str, **settings: Any) -> Environment | Agent:

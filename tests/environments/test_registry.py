@@ -5,9 +5,10 @@ import sys
 
 import pytest
 
+from rollart.environments.catalogue import SHIPPED
 from rollart.environments.frozen_lake import FrozenLake
 from rollart.environments.protocol import Scripted, StepResult
-from rollart.environments.registry import NAMES, EnvironmentFailed, EnvironmentSettingsError, UnknownEnvironment, make
+from rollart.environments.registry import EnvironmentFailed, EnvironmentSettingsError, UnknownEnvironment, make
 from rollart.rewards.registry import UnknownVerifier, resolve
 
 
@@ -38,14 +39,18 @@ def test_an_environment_of_the_users_own_takes_keyword_settings():
         make(f"{__name__}:Echo", wrod="hi")
 
 
-@pytest.mark.parametrize("name", sorted(NAMES))
+NEEDS_SETTINGS = {"questions", "openenv"}
+BY_ITSELF = sorted(name for name, entry in SHIPPED.items() if not entry.extra and name not in NEEDS_SETTINGS)
+
+
+@pytest.mark.parametrize("name", BY_ITSELF)
 def test_every_shipped_environment_plays_itself_to_its_end(name):
     import random
 
     environment, rng = make(name), random.Random(0)
     assert isinstance(environment, Scripted)
     assert environment.reset(3)
-    for _ in range(20):
+    for _ in range(200):
         result = environment.step(environment.script(rng))
         if result.terminated or result.truncated:
             break
@@ -54,11 +59,11 @@ def test_every_shipped_environment_plays_itself_to_its_end(name):
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(UnknownEnvironment, match="frozen_lake, guess_number, reasoning"):
+    with pytest.raises(UnknownEnvironment, match=r"frozen_lake, .*guess_number, .*reasoning"):
         make("frozen_pond")
 
 
-@pytest.mark.parametrize("path", ["no.such.module:Thing", "rollart.environments.registry:NoSuch", "rollart.environments.registry:NAMES"])
+@pytest.mark.parametrize("path", ["no.such.module:Thing", "rollart.environments.registry:NoSuch", "rollart.environments.registry:make"])
 def test_a_path_that_names_no_environment_is_refused(path):
     with pytest.raises(UnknownEnvironment, match=path.split(":")[1]):
         make(path)
@@ -73,8 +78,8 @@ def test_a_wrong_setting_is_named():
 
 def test_a_worker_that_plays_never_loads_torch():
     program = (
-        "import sys; from rollart.environments.registry import NAMES, make\n"
-        "for name in NAMES: e = make(name); e.reset(1); e.step('1'); e.close()\n"
+        "import sys; from rollart.environments.registry import make\n"
+        f"for name in {BY_ITSELF}: e = make(name); e.reset(1); e.step('1'); e.close()\n"
         "import rollart.rewards.registry, rollart.rewards.reasoning\n"
         "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
     )

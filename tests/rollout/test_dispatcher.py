@@ -16,7 +16,7 @@ from distributed import Client, Scheduler, Worker
 from benchmarks.byte_policy import byte_policy
 from rollart.control.staleness import StalenessWindow
 from rollart.engines.router import EngineEntry, EngineTable
-from rollart.environments import registry
+from rollart.environments.catalogue import SHIPPED, Entry
 from rollart.environments.protocol import StepResult
 from rollart.fence import Superseded
 from rollart.rewards.protocol import Verdict
@@ -114,7 +114,7 @@ async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     kinds = {"frozen_lake": Scripted, "broken": Broken, "endless": Endless, "wordy": Wordy, "here": Scripted, "unjudged": Scripted}
     verifiers = {"here": "environment", "unjudged": f"{__name__}:out_of_order"}
     for name, kind in kinds.items():
-        monkeypatch.setitem(registry.NAMES, name, f"{__name__}:{kind.__name__}")
+        monkeypatch.setitem(SHIPPED, name, Entry(name, f"{__name__}:{kind.__name__}"))
     monkeypatch.setattr(Endless, "resets", asyncio.Queue(), raising=False)
     monkeypatch.setattr(Endless, "closed", asyncio.Semaphore(0), raising=False)
     tasks = {n: TaskPlan(n, {}, Limits(1, 4, 64), SamplingTransform(), "loop", "GENERATE", verifier=verifiers.get(n)) for n in kinds}
