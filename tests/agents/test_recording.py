@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
@@ -276,21 +275,22 @@ async def test_the_last_response_is_cut_to_what_the_budget_leaves_and_turns_are_
         assert error.value.code == "max_turns_exceeded" and served.answering.refused == "truncated"
 
 
-async def test_a_request_waits_for_tokens_that_one_in_flight_may_leave(rendering: Rendering) -> None:
-    says, free = Says(rendering, "1", "2"), asyncio.Event()
-    started: asyncio.Queue[Any] = asyncio.Queue()
+@pytest.mark.parametrize(("used", "left"), [(2, 10), (10, 4)])
+async def test_a_request_waits_for_tokens_that_one_in_flight_may_leave(rendering: Rendering, used: int, left: int) -> None:
+    free = asyncio.Event()
+    started: asyncio.Queue[GenerateRequest] = asyncio.Queue()
 
     async def generate(request: GenerateRequest) -> GenerateResult:
         started.put_nowait(request)
         await free.wait()
-        return await says(request)
+        n = min(used, request.max_new_tokens)
+        return GenerateResult(request.rid, (40,) * n, (-0.5,) * n, (Version(0, 0),) * n, "length", len(request.input_ids))
 
     prompt = len(rendering.vocabulary.encode("user: a\nassistant: "))
     async with serve(rendering, generate, Budget(9, 10, 2 * prompt + 14)) as served:
         asking = [asyncio.create_task(served.ask(text)) for text in "ab"]
-        await started.get()
+        assert (await started.get()).max_new_tokens == 10
         free.set()
         await asyncio.gather(*asking)
-        second = await started.get()
-        assert second.max_new_tokens == 10  # 14 - 2: with the first still holding 10 there would have been 4
-        assert len(served.answering.recording) == 2 * prompt + 4
+        assert (await started.get()).max_new_tokens == left  # of 14, of which the first held 10 while it ran
+        assert len(served.answering.recording) == 2 * prompt + used + min(used, left)
