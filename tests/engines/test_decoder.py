@@ -24,6 +24,13 @@ _OTHERS = {
 KNOWN = ["llama", "llama_untied", "mistral", "qwen2", "qwen3", "gemma2", "gemma3"]
 
 
+@pytest.fixture(params=[0, 1 << 17], ids=["packed", "plain"])
+def packing(request, monkeypatch):
+    """From how many numbers on matrices are packed: these models' are all smaller than those that are."""
+    monkeypatch.setattr("rollart.engines.embedded.holders._PACKED_FROM", request.param)
+    return request.param == 0
+
+
 @pytest.fixture
 def made(tiny):
     """A model of a kind, whose norms and biases were drawn too: as they are made, they would hide in what they are."""
@@ -81,7 +88,7 @@ def agree(policy, model, prompts):
 
 
 @pytest.mark.parametrize("kind", [*KNOWN, "granite"])
-def test_says_what_transformers_says_and_goes_on_so_after_a_swap(made, tiny, tmp_path, kind):
+def test_says_what_transformers_says_and_goes_on_so_after_a_swap(packing, made, tiny, tmp_path, kind):
     prompts = [tiny.prompt(50, seed=s) for s in range(3)]
     policy = load(made(kind), tmp_path / "first")
     assert (policy._decoder is not None) == (kind in KNOWN)
@@ -96,7 +103,7 @@ def test_says_what_transformers_says_and_goes_on_so_after_a_swap(made, tiny, tmp
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
-def test_in_bfloat16_it_is_no_further_from_the_truth_than_transformers(made, tiny, tmp_path, kind):
+def test_in_bfloat16_it_is_no_further_from_the_truth_than_transformers(packing, made, tiny, tmp_path, kind):
     prompt, model = tiny.prompt(34), made(kind)
     policy = load(model, tmp_path, torch.bfloat16)
     truth, rounded = plain(model, prompt)[0], plain(made(kind).to(torch.bfloat16), prompt)[0].float()
@@ -105,7 +112,7 @@ def test_in_bfloat16_it_is_no_further_from_the_truth_than_transformers(made, tin
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
-def test_what_a_row_says_is_equal_to_the_bit_wherever_its_slot_lies_if_its_keys_are_copied(made, tiny, tmp_path, kind):
+def test_what_a_row_says_is_equal_to_the_bit_wherever_its_slot_lies_if_its_keys_are_copied(packing, made, tiny, tmp_path, kind):
     policy = load(made(kind), tmp_path)
     prompt, found = tiny.prompt(34), []
     for slot in (1, 3, 5):
@@ -118,15 +125,16 @@ def test_what_a_row_says_is_equal_to_the_bit_wherever_its_slot_lies_if_its_keys_
 
 
 @pytest.mark.parametrize("kind", ["llama_untied", "qwen3"])
-def test_weights_are_held_once_apart_from_a_tied_head(made, tmp_path, kind):
+def test_weights_are_held_once_apart_from_a_tied_head_that_is_packed(packing, made, tmp_path, kind):
     policy = load(made(kind), tmp_path)
     kept = {name: p.numel() for name, p in policy._model.named_parameters() if p.numel()}
     assert kept == {"model.embed_tokens.weight": 96 * 64}
     held = policy.stage(tmp_path)
-    numbers = sum(t.numel() for t in held.values())
+    numbers = sum(t.numel() for t in {id(t): t for t in held.values()}.values())
+    assert all(t.is_mkldnn == packing for name, t in held.items() if t.dim() == 2 and name.endswith("weight/fused"))
     named = sum(p.numel() for p in made(kind).parameters())
     heads = (4 + 2 - 2) * 16 * 2 if kind == "qwen3" else 0  # norms of heads are laid out for each of them
-    assert numbers - heads == named + (96 * 64 if kind == "qwen3" else 0)
+    assert numbers - heads == named + (96 * 64 if kind == "qwen3" and packing else 0)
 
 
 def test_a_folder_may_hold_tied_weights_under_both_names(made, tiny, tmp_path):

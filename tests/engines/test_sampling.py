@@ -97,3 +97,20 @@ def test_rows_drawn_in_pieces_are_those_drawn_one_by_one():
     logprobs = torch.randn(50, 40_000, generator=torch.Generator().manual_seed(4)).log_softmax(-1)
     uniform = torch.from_numpy(np.linspace(0, 0.999, 50))
     assert draw(logprobs, uniform).tolist() == [draw(logprobs[i : i + 1], uniform[i : i + 1]).item() for i in range(50)]
+
+
+@pytest.mark.parametrize("vocabulary", [1, 300, 2048, 2049, 3072])
+def test_a_draw_inverts_the_cumulative_distribution_within_and_across_blocks(vocabulary):
+    logprobs = torch.randn(64, vocabulary, generator=torch.Generator().manual_seed(5)) * 3.0
+    logprobs[torch.rand(64, vocabulary, generator=torch.Generator().manual_seed(6)) < 0.3] = -torch.inf
+    logprobs[:, vocabulary // 2] = 0.0
+    cumulative = logprobs.double().exp().cumsum(-1)
+    for share in (0.0, 0.1, 0.5, 0.999, float(np.nextafter(1.0, 0.0))):
+        uniform = torch.full((64,), share, dtype=torch.float64)
+        drawn = draw(logprobs, uniform)
+        at = drawn.unsqueeze(1)
+        p = logprobs.double().exp().gather(1, at)
+        assert bool((p > 0).all())
+        upper, total = cumulative.gather(1, at), cumulative[:, -1:]
+        # Rounding of fp32 may move a bound by a hair, and no more.
+        assert bool((upper >= share * total * (1 - 1e-6)).all()) and bool((upper - p <= share * total * (1 + 1e-6)).all())

@@ -59,13 +59,12 @@ class Decoder:
         base, config = model.base_model, model.config
         parameters = dict(model.named_parameters())
         weight = model.get_input_embeddings().weight
-        packed = packs(weight.device, weight.dtype)
         self._offset = type(model).__name__.startswith("Gemma")
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._embedding = Embedding(self._name(weight), model.get_input_embeddings())
-        self._layers = [self._layer(layer, at, config, packed) for at, layer in enumerate(base.layers)]
+        self._layers = [self._layer(layer, at, config) for at, layer in enumerate(base.layers)]
         self._norm = self._norm_of(base.norm)
-        self._head = self._projection((model.lm_head,), packed)
+        self._head = self._projection(model.lm_head)
         self._rotary = base.rotary_emb
         self._kinds = {layer.kind for layer in self._layers}
         self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
@@ -146,8 +145,9 @@ class Decoder:
     def _name(self, parameter: Tensor) -> str:
         return self._names[id(parameter)]
 
-    def _projection(self, linears: Iterable[Any], packed: bool) -> Projection:
-        linears = tuple(linears)
+    def _projection(self, *linears: Any) -> Projection:
+        like = linears[0].weight
+        packed = packs(like.device, like.dtype, sum(linear.weight.numel() for linear in linears))
         biases = [self._name(linear.bias) for linear in linears if linear.bias is not None]
         return Projection((self._name(linear.weight) for linear in linears), biases, packed)
 
@@ -155,7 +155,7 @@ class Decoder:
         epsilon = getattr(norms[0], "variance_epsilon", None)
         return Norm((self._name(n.weight) for n in norms), norms[0].eps if epsilon is None else epsilon, self._offset, counts)
 
-    def _layer(self, layer: Any, at: int, config: Any, packed: bool) -> _Layer:
+    def _layer(self, layer: Any, at: int, config: Any) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
         dim = attention.head_dim
         heads, kv_heads = attention.q_proj.out_features // dim, attention.k_proj.out_features // dim
@@ -163,13 +163,13 @@ class Decoder:
         window = config.sliding_window if type(attention).__name__ == "MistralAttention" else getattr(attention, "sliding_window", None)
         return _Layer(
             input_norm=self._norm_of(layer.input_layernorm),
-            qkv=self._projection((attention.q_proj, attention.k_proj, attention.v_proj), packed),
+            qkv=self._projection(attention.q_proj, attention.k_proj, attention.v_proj),
             qk_norm=self._norm_of(attention.q_norm, attention.k_norm, counts=(heads, kv_heads)) if hasattr(attention, "q_norm") else None,
-            out=self._projection((attention.o_proj,), packed),
+            out=self._projection(attention.o_proj),
             attention_norm=self._norm_of(layer.post_attention_layernorm) if sandwich else None,
             mlp_norm=self._norm_of(layer.pre_feedforward_layernorm if sandwich else layer.post_attention_layernorm),
-            gate_up=self._projection((mlp.gate_proj, mlp.up_proj), packed),
-            down=self._projection((mlp.down_proj,), packed),
+            gate_up=self._projection(mlp.gate_proj, mlp.up_proj),
+            down=self._projection(mlp.down_proj),
             output_norm=self._norm_of(layer.post_feedforward_layernorm) if sandwich else None,
             act=mlp.act_fn.forward,
             heads=heads,

@@ -16,10 +16,13 @@ __all__ = ["Embedding", "Holder", "Norm", "Projection", "gathered", "packs"]
 
 _PACKED = (torch.float32, torch.bfloat16)
 
+_PACKED_FROM = 1 << 17
+"""Numbers of a matrix from which on packing pays: a smaller one stays in the processor's cache, and oneDNN's call costs more than its arithmetic."""
 
-def packs(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether oneDNN keeps matrices of `dtype` in an order of its own here."""
-    if device.type != "cpu" or dtype not in _PACKED or not torch.backends.mkldnn.is_available():
+
+def packs(device: torch.device, dtype: torch.dtype, numbers: int) -> bool:
+    """Whether oneDNN keeps matrices of so many `numbers` of `dtype` in an order of its own here."""
+    if device.type != "cpu" or dtype not in _PACKED or numbers < _PACKED_FROM or not torch.backends.mkldnn.is_available():
         return False
     return dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 

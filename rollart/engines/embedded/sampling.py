@@ -9,10 +9,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rollart.engines.embedded.cuts import left_out
+
 __all__ = ["RowTransforms", "choose", "draw", "sample", "transformed_logprobs", "uniforms"]
 
 _IN_CACHE = 400_000
 """Numbers that a CPU sums up at once: measured, five times as many take thirty times as long, in memory that is mapped anew for each of them."""
+
+_BLOCK = 256
+"""Tokens whose probabilities are summed up together, in fp64."""
+
+_SMALL = 2048
+"""A vocabulary up to this is summed up token by token, which is one operation."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -53,18 +61,14 @@ class RowTransforms:
 def _cut(scaled: Tensor, rows: RowTransforms) -> Tensor:
     """Sets what top-k, then top-p, then min-p leave out to -inf. [R, V] -> [R, V]."""
     device, vocabulary = scaled.device, scaled.shape[-1]
-    ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
-    k = torch.from_numpy(np.where(rows.top_k > 0, rows.top_k, vocabulary)).to(device).unsqueeze(1)
-    ordered = ordered.masked_fill(torch.arange(vocabulary, device=device) >= k, -torch.inf)
-    p = ordered.softmax(-1)
-    # A token stays while what stands before it has less than top_p: the one that crosses the bound is kept.
-    top_p = torch.from_numpy(rows.top_p).to(device).unsqueeze(1)
-    dropped = (p.cumsum(-1) - p >= top_p) & (top_p < 1.0)
-    dropped[:, 0] = False  # a top_p so small that float32 rounds it to 0 keeps the likeliest token like any other
-    ordered = ordered.masked_fill(dropped, -torch.inf)
-    min_p = torch.from_numpy(rows.min_p).to(device).unsqueeze(1)
-    ordered = ordered.masked_fill(p < min_p * p[:, :1], -torch.inf)
-    return torch.empty_like(ordered).scatter_(1, order, ordered)
+    cuts = np.flatnonzero((rows.top_p < 1.0) | (rows.top_k > 0) | (rows.min_p > 0.0))
+    k = np.where(rows.top_k > 0, np.minimum(rows.top_k, vocabulary), vocabulary)[cuts]
+    bounds = [torch.from_numpy(bound).to(device) for bound in (k, rows.top_p[cuts].astype(np.float64), rows.min_p[cuts].astype(np.float64))]
+    if len(cuts) == len(scaled):
+        return scaled.masked_fill(left_out(scaled, *bounds), -torch.inf)
+    at = torch.from_numpy(cuts).to(device)
+    some = scaled[at]
+    return scaled.index_copy(0, at, some.masked_fill(left_out(some, *bounds), -torch.inf))
 
 
 def transformed_logprobs(logits: Tensor, rows: RowTransforms) -> Tensor:
@@ -86,10 +90,23 @@ def draw(logprobs: Tensor, uniform: Tensor) -> Tensor:
     rows = max(_IN_CACHE // logprobs.shape[-1], 1)
     if logprobs.device.type == "cpu" and len(logprobs) > rows:
         return torch.cat([draw(*piece) for piece in zip(logprobs.split(rows), uniform.split(rows), strict=True)])
-    cumulative = logprobs.double().exp().cumsum(-1)
-    # At most (1 - 2^-53) * total, which no rounding lifts onto the total: so the token found has probability.
-    target = uniform * cumulative[:, -1]
-    return torch.searchsorted(cumulative, target.unsqueeze(1), right=True).squeeze(1)
+    count, vocabulary = logprobs.shape
+    if vocabulary <= _SMALL:
+        cumulative = logprobs.double().exp().cumsum(-1)
+        # At most (1 - 2^-53) * total, which no rounding lifts onto the total: so the token found has probability.
+        return torch.searchsorted(cumulative, (uniform * cumulative[:, -1]).unsqueeze(1), right=True).squeeze(1)
+    # Sums of blocks first, then of the tokens in the block that it is: a cumulative sum over a whole vocabulary takes ten times as long.
+    p = logprobs.new_zeros((count, -(-vocabulary // _BLOCK) * _BLOCK))
+    torch.exp(logprobs, out=p[:, :vocabulary])
+    p = p.view(count, -1, _BLOCK)
+    cumulative = p.sum(-1, dtype=torch.float64).cumsum(-1)
+    target = (uniform * cumulative[:, -1]).unsqueeze(1)
+    block = torch.searchsorted(cumulative, target, right=True)
+    before = torch.where(block > 0, cumulative.gather(1, (block - 1).clamp_min(0)), 0.0)
+    inner = p[torch.arange(count, device=p.device), block.squeeze(1)].double().cumsum(-1)
+    # Added up one by one, a block may come to a little less than its sum: then it is its last token that has probability.
+    rest = torch.minimum(target - before, torch.nextafter(inner[:, -1:], torch.zeros_like(inner[:, -1:])))
+    return (block * _BLOCK + torch.searchsorted(inner, rest, right=True)).squeeze(1)
 
 
 def sample(logits: Tensor, rows: RowTransforms, uniform: npt.NDArray[np.float64]) -> tuple[Tensor, Tensor]:
