@@ -29,6 +29,8 @@ async def train(session: Session) -> None:
                 batch = await session.unless_stopped(rollout.next_batch())
                 await session.train_on(batch, wait_s=time.perf_counter() - waiting)
                 await session.publish({"flow": "train", "trained_on": [str(g.episode) for g in batch.groups]})
+                if config.training.draft.online and session.due(config.training.draft.publish_every, session.version.step):
+                    await session.drafts.publish(session.version.lineage)
                 if session.due(config.train.checkpoint_every, session.version.step):
                     await session.checkpoint()
                 if session.due(config.evaluate.every, session.version.step) and session.version.step < config.train.steps:

@@ -21,6 +21,7 @@ from rollart.control.seeds import derive
 from rollart.dashboard.metrics import MetricsWriter
 from rollart.dashboard.progress import Mode, Progress
 from rollart.dashboard.status import RunStatus
+from rollart.draft_publisher import DRAFTS
 from rollart.engines.fleet import RECOVERY_S, EngineFleet
 from rollart.engines.host import EngineHost
 from rollart.engines.settings import EngineLaunch, EngineSettings
@@ -235,7 +236,7 @@ def learner_plugin(config: Config, folder: RunFolder, coordinator: int) -> Learn
     return LearnerPlugin(
         folder.child(POLICY), learner_settings(config), StoredTrajectories(folder.url, folder.storage_options),
         weights_url=folder.child("weights"), checkpoints_url=folder.child("checkpoints"), storage_options=folder.storage_options,
-        full_every=config.weights.full_every, elsewhere=config.logprobs_elsewhere, coordinator=coordinator,
+        full_every=config.weights.full_every, elsewhere=config.logprobs_elsewhere, coordinator=coordinator, drafts_url=folder.child(DRAFTS),
     )  # fmt: skip
 
 
@@ -279,13 +280,21 @@ def _engine_launch(config: Config, folder: RunFolder) -> EngineLaunch:
         return SglangSettings(
             folder.child(POLICY), folder.storage_options, s.python, e.slots, e.max_length, e.chunk, e.dtype, e.device, e.kv, s.tensor_parallel,
             s.memory_fraction, s.attention_backend, s.flags, start_seconds=s.start_timeout, head=s.head,
-            speculation=SpeculationSettings(**e.speculation.model_dump()),
+            speculation=_speculation(config, folder),
         )  # fmt: skip
     return EngineSettings(
         model_url=folder.child(POLICY), storage_options=folder.storage_options, slots=e.slots, max_length=e.max_length, chunk=e.chunk,
         threads=1 if config.run.deterministic else torch_threads(config), dtype=e.dtype, device=e.device, kv=e.kv,
-        deterministic=config.run.deterministic, speculation=SpeculationSettings(**e.speculation.model_dump()),
+        deterministic=config.run.deterministic, speculation=_speculation(config, folder),
     )  # fmt: skip
+
+
+def _speculation(config: Config, folder: RunFolder) -> SpeculationSettings:
+    """What the configuration says of drafts; a head that learns in this run is followed unless others are named."""
+    s = config.engine.speculation
+    if s.draft == "head" and s.versions is None and config.training.draft.online:
+        s = s.model_copy(update={"versions": folder.child(DRAFTS), "follow": True})
+    return SpeculationSettings(**s.model_dump())
 
 
 def recovery_s(config: Config) -> float:

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from rollart.config import Config
 from rollart.control.cut import LedgerCut
 from rollart.control.ledger import Ledger
+from rollart.draft_publisher import DraftPublisher
 from rollart.engines.fleet import EngineFleet
 from rollart.journal import Fates
 from rollart.patience import patient
@@ -73,6 +74,7 @@ class Session:
         self.resumed = parent is not None
         self.client, self.trainer, self.engines, self.logprobs = handles.client, handles.trainer, handles.engines, handles.logprobs
         self.tenure, self.window, self.places = handles.tenure, handles.window, handles.places
+        self.drafts = DraftPublisher(handles.trainer, {"run": folder.name}, telemetry.note)
         self.version = Version(ledger.lineage, ledger.next_step)
         self.stop = asyncio.Event()
         self._parent = parent
@@ -291,7 +293,7 @@ class Session:
             task.cancel()
         await asyncio.gather(*self._beside, return_exceptions=True)
         under_way = [task for task in (self._publishing, self._collecting) if task is not None]
-        await asyncio.gather(*under_way, return_exceptions=True)
+        await asyncio.gather(*under_way, self.drafts.published(), return_exceptions=True)
         for dispatcher in self._dispatchers:
             await dispatcher.close()
         await self.engines.close()

@@ -55,6 +55,9 @@ def test_a_shipped_configuration_loads_and_names_what_exists(path: Path) -> None
         ("engine.speculation.model=/a", "engine.speculation.model: is of draft model or head, not of none; change that, or leave it out"),
         ("engine.speculation.versions=/a", "engine.speculation.versions: is of draft model or head, not of none; change that, or leave it out"),
         ("engine.speculation={draft: head, model: /a, follow: true}", "engine.speculation.follow: name the store whose versions are followed"),
+        ("training.draft={model: /a, width: 8}", "training.draft.width: is of a fresh head, and training.draft.model names one that is there"),
+        ("training.draft={online: true, kept: 8}", "training.draft.kept: which tokens are frequent isn't known before the run"),
+        ("training={draft: {online: true}, model: {shard: true}}", "training.draft.online: not with training.model.shard"),
         ("engine.speculation.length=16", "engine.speculation.length: input should be less than or equal to 15"),
         ("policy.model=/some/folder", "give one of policy.model and policy.tiny"),
         ("policy.chat=true", "policy: policy.tiny has no chat template: set policy.chat to false"),
@@ -164,6 +167,14 @@ def test_how_an_engine_speculates_reaches_its_command_line() -> None:
     config = quickstart("engine.speculation={draft: head, versions: s3://drafts/one, follow: true}")
     launch = engine_host(config, RunFolder("/runs/a"), 0).settings
     assert launch.speculation == SpeculationSettings("head", versions="s3://drafts/one", follow=True)
+
+
+def test_a_head_that_learns_in_the_run_is_the_one_that_drafts_unless_others_are_named() -> None:
+    learning = ("training.draft.online=true", "engine.speculation.draft=head")
+    own = engine_host(quickstart(*learning), RunFolder("/runs/a"), 0).settings
+    assert own.speculation == SpeculationSettings("head", versions="/runs/a/drafts", follow=True)
+    other = engine_host(quickstart(*learning, "engine.speculation.versions=/b"), RunFolder("/runs/a"), 0).settings
+    assert other.speculation == SpeculationSettings("head", versions="/b")
 
 
 def test_all_contradictions_are_told_at_once() -> None:

@@ -25,6 +25,7 @@ def contradictions(config: Config) -> Iterator[str]:
     yield from _times(config)
     yield from _determinism(config)
     yield from _speculation(config)
+    yield from _drafting(config)
     yield from _sglang(config)
 
 
@@ -119,7 +120,8 @@ def _times(config: Config) -> Iterator[str]:
 def _speculation(config: Config) -> Iterator[str]:
     speculation = config.engine.speculation
     weighted = speculation.draft in WEIGHTED
-    if weighted and speculation.model is None and speculation.versions is None:
+    own = speculation.draft == "head" and config.training.draft.online
+    if weighted and not own and speculation.model is None and speculation.versions is None:
         yield f"engine.speculation.model: name the folder of the {speculation.draft} that drafts, or the store of its versions in versions"
     for name in ("model", "versions"):
         if not weighted and getattr(speculation, name) is not None:
@@ -128,6 +130,17 @@ def _speculation(config: Config) -> Iterator[str]:
         yield "engine.speculation.follow: name the store whose versions are followed in versions, or leave it out"
     if speculation.draft == "head" and config.engine.kind == "sglang" and speculation.model is None and speculation.versions is not None:
         yield "engine.speculation.model: name the folder of a head to start SGLang's servers with, which can't begin without one"
+
+
+def _drafting(config: Config) -> Iterator[str]:
+    draft = config.training.draft
+    for name in ("kept", "width", "heads"):
+        if draft.model is not None and getattr(draft, name) is not None:
+            yield f"training.draft.{name}: is of a fresh head, and training.draft.model names one that is there; leave one of them out"
+    if draft.online and draft.model is None and draft.kept is not None:
+        yield "training.draft.kept: which tokens are frequent isn't known before the run; train a head with `rollart draft`, and name it in model"
+    if draft.online and config.training.model.shard:
+        yield "training.draft.online: not with training.model.shard, where no rank has the embeddings that the head reads; leave one of them out"
 
 
 def _determinism(config: Config) -> Iterator[str]:

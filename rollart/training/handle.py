@@ -11,6 +11,7 @@ from typing import Any
 from distributed import Client, Future
 
 from rollart.cluster import workers_of
+from rollart.training import draft_tasks as drafts
 from rollart.training import worker as tasks
 from rollart.training.errors import TrainerLost
 from rollart.training.keeping import Keeping
@@ -60,6 +61,10 @@ class Trainer:
     async def checkpoint(self, version: Version, documents: dict[str, Any]) -> Version:
         """Saves the state at `version` and `documents` in one commit."""
         return await self._run("checkpoint", tasks.checkpoint_task, version, documents)
+
+    async def publish_draft(self, lineage: int, metadata: dict[str, Any]) -> Version:
+        """Publishes the draft head as it is, under the number of the policy's version that the learner is at."""
+        return await self._run("publish-draft", drafts.publish_draft_task, lineage, metadata)
 
     async def collect(self, keeping: Keeping) -> None:
         """Removes the checkpoints and versions that are not kept. StoreError."""

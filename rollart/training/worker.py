@@ -29,6 +29,7 @@ from storage.version import Version
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rollart.drafts.head import DraftHead
     from rollart.training.learner import Learner
     from rollart.training.logprobs.table import Logprobs
     from storage.checkpoints import Checkpoint, CheckpointStore
@@ -56,6 +57,7 @@ class LearnerPlugin(WorkerPlugin):
     `weights_url` and `checkpoints_url` are where versions and checkpoints go, opened with `storage_options`. At least every
     `full_every`-th version is whole, those between are stored as what changed. With `elsewhere`, other workers compute log-probabilities
     under the reference and the proximal policy, and each step is given them. It does what `coordinator` asks, and nobody else.
+    Versions of a draft head that is trained here go to `drafts_url`.
     """
 
     name = PLUGIN
@@ -63,10 +65,11 @@ class LearnerPlugin(WorkerPlugin):
     def __init__(
         self, folder: str, settings: LearnerSettings, read: TrajectoryReader, *, weights_url: str, checkpoints_url: str,
         storage_options: Mapping[str, Any] | None = None, full_every: int = 1, elsewhere: bool = False, coordinator: int = 0,
+        drafts_url: str = "",
     ) -> None:  # fmt: skip
         self.folder, self.settings, self.read = folder, settings, read
         self.weights_url, self.checkpoints_url, self.storage_options = weights_url, checkpoints_url, storage_options
-        self.full_every, self.elsewhere, self.coordinator = full_every, elsewhere, coordinator
+        self.full_every, self.elsewhere, self.coordinator, self.drafts_url = full_every, elsewhere, coordinator, drafts_url
 
     def setup(self, worker: Worker) -> None:
         """Starts to build the learner; an error of it is raised by the first task that needs it."""
@@ -91,6 +94,12 @@ class LearnerPlugin(WorkerPlugin):
         from storage.weights import WeightStore
 
         return WeightStore(self.weights_url, self.storage_options, full_every=self.full_every)
+
+    @cached_property
+    def drafts(self) -> WeightStore:
+        from storage.weights import WeightStore
+
+        return WeightStore(self.drafts_url, self.storage_options)
 
     @cached_property
     def files(self) -> dict[str, bytes]:
@@ -187,7 +196,18 @@ def _build(folder: str, storage_options: Mapping[str, Any] | None, settings: Lea
     from rollart.training.learner import Learner
     from storage.models.folders import local_folder
 
-    return Learner(local_folder(folder, storage_options), settings, elsewhere=elsewhere)
+    head = _given_head(settings, storage_options) if settings.draft.online else None
+    return Learner(local_folder(folder, storage_options), settings, elsewhere=elsewhere, head=head)
+
+
+def _given_head(settings: LearnerSettings, storage_options: Mapping[str, Any] | None) -> DraftHead | None:
+    if settings.draft.model is None:
+        return None
+    from rollart.drafts.folder import load_head
+    from storage.models.model import Model
+
+    with Model(settings.draft.model, dict(storage_options or {})).folder() as folder:
+        return load_head(folder)
 
 
 def learner_plugin() -> LearnerPlugin:
@@ -265,6 +285,8 @@ def collect_task(keeping: Keeping) -> None:
         keep_last=keeping.last or sys.maxsize, keep_every=keeping.every or None, window=keeping.window, keep=frozenset(plugin.checkpoints.versions())
     )
     plugin.weights.gc(kept, grace_s=keeping.grace)
+    if plugin.learner.draft is not None:
+        plugin.drafts.gc(Retention(keep_last=keeping.last or sys.maxsize), grace_s=keeping.grace)
 
 
 def load_weights_task(version: Version | None = None) -> Version:
