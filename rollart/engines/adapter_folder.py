@@ -30,7 +30,10 @@ _SAID, _TENSORS, _WEIGHTS = "adapter.json", "adapter_model.safetensors", "model.
 
 def holds_adapter(folder: Path) -> bool:
     """Whether the folder is of this form."""
-    return (folder / _SAID).is_file()
+    try:
+        return (folder / _SAID).is_file()
+    except OSError:  # a path that no file system takes; who lists it for whole weights says so
+        return False
 
 
 def write_adapter(folder: Path, adapter: Adapter, tensors: Mapping[str, Tensor], base: Path) -> None:
