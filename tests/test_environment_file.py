@@ -21,7 +21,7 @@ def project_requirements() -> list[str]:
 def extras() -> list[str]:
     """Requirements of what an installation may have besides."""
     optional = project()["optional-dependencies"]
-    return [text for name in ("lora", "smollm2", "stores") for text in optional[name]]
+    return [text for name in ("lora", "smollm2", "stores", "textarena", "tools") for text in optional[name]]
 
 
 def environment() -> list:

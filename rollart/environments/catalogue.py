@@ -43,7 +43,9 @@ SHIPPED: dict[str, Entry] = {
         Entry("gymnasium", "rollart.environments.toy_text:ToyText"),
         Entry("frozen_lake", "rollart.environments.frozen_lake:FrozenLake"),
         Entry("guess_number", "rollart.environments.guess_number:GuessNumber"),
+        Entry("questions", "rollart.environments.questions:Questions"),
         Entry("reasoning", "rollart.environments.reasoning:Reasoning"),
+        Entry("textarena", "rollart.environments.text_arena:TextArena", extra="textarena", needs=("textarena",)),
     )
 }
 
