@@ -9,7 +9,9 @@ import openai
 import pytest
 
 from rollart.agents.answering import Budget
+from rollart.agents.messages import Message
 from rollart.agents.rendering import Rendering
+from rollart.agents.requests import Ask
 from rollart.engines.client import EngineClient
 from rollart.types import NOT_SAMPLED, GenerateRequest, GenerateResult, SamplingTransform, Version
 from tests.agents.serving import TEMPERATURE, Says, Served, rescored, save_policy, serve
@@ -288,8 +290,9 @@ async def test_a_request_waits_for_tokens_that_one_in_flight_may_leave(rendering
 
     prompt = len(rendering.vocabulary.encode("user: a\nassistant: "))
     async with serve(rendering, generate, Budget(9, 10, 2 * prompt + 14)) as served:
-        asking = [asyncio.create_task(served.ask(text)) for text in "ab"]
+        asking = [asyncio.create_task(served.answering.answer(Ask((Message("user", text),)))) for text in "ab"]
         assert (await started.get()).max_new_tokens == 10
+        await asyncio.sleep(0)  # the second has asked by now, as nothing holds it up before
         free.set()
         await asyncio.gather(*asking)
         assert (await started.get()).max_new_tokens == left  # of 14, of which the first held 10 while it ran
