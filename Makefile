@@ -57,7 +57,7 @@ test: $(INSTALLED)
 	$(BIN)/pytest
 
 sglang: $(INSTALLED) $(SGLANG)
-	ROLLART_ENGINE=sglang $(BIN)/pytest tests/engines/test_contract.py $(ARGS)
+	ROLLART_ENGINE=sglang $(BIN)/pytest --timeout=600 tests/engines/test_contract.py $(ARGS)
 	$(BIN)/pytest -m sglang tests/engines/sglang tests/integration $(ARGS)
 
 search: $(INSTALLED)
