@@ -19,13 +19,17 @@ class AmbiguousName(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An environment's name, its import path, the package that brings it, and what of the `needs` (modules, all in the extra `extra`) it uses."""
+    """An environment's name, its import path, the package that brings it, and what of the `needs` (modules, of the extra `extra`) it uses.
+
+    `alone`: a package beside the extra, to be installed without what it asks for.
+    """
 
     name: str
     path: str
     origin: str = "rollart"
     extra: str = ""
     needs: tuple[str, ...] = ()
+    alone: str = ""
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -34,7 +38,8 @@ class Entry:
 
     @property
     def how_to_install(self) -> str:
-        return f"pip install 'rollart[{self.extra}]'"
+        beside = f" && pip install --no-deps {self.alone}" if self.alone else ""
+        return f"pip install 'rollart[{self.extra}]'{beside}"
 
 
 SHIPPED: dict[str, Entry] = {
@@ -46,6 +51,7 @@ SHIPPED: dict[str, Entry] = {
         Entry("questions", "rollart.environments.questions:Questions"),
         Entry("reasoning", "rollart.environments.reasoning:Reasoning"),
         Entry("textarena", "rollart.environments.text_arena:TextArena", extra="textarena", needs=("textarena",)),
+        Entry("tools", "rollart.environments.tools:Tools", extra="tools", needs=("bfcl_eval", "mpmath"), alone="bfcl-eval==2026.3.23"),
     )
 }
 
