@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import random
 import re
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from rollart.environments.protocol import StepResult
 from rollart.environments.registry import EnvironmentSettingsError, Settings
+from rollart.sandbox.limits import SandboxMissing
+from rollart.sandbox.machine import machine
 
 _INHERITED = "inherits the base scorer: string equality, else the share of the answer that the right one makes up"
 _DECIMAL = "compares as decimal.Decimal, which parses digits and no expressions, else as the base scorer does"
@@ -47,7 +49,7 @@ SAFE_FAMILIES: dict[str, str] = {
     "syllogism": _INHERITED,
     "word_sequence_reversal": _INHERITED,
 }
-"""Families by name, with why their scorer may be given a policy's text: it was read and does not evaluate it.
+"""Families by name, with why their scorer may be given a policy's text here: it was read and does not evaluate it. Any other is scored in a sandbox.
 
 Left out on purpose: countdown, puzzle24, simple_integration, intermediate_integration and polynomial_multiplication hand the text
 to sympy's parser, which runs Python code in it; coin_flip makes a Fraction of it, so `1e999999999` never ends.
@@ -55,7 +57,7 @@ to sympy's parser, which runs Python code in it; coin_flip makes a Fraction of i
 
 
 class UnsafeFamily(EnvironmentSettingsError):
-    """The family's scorer is not known to leave a policy's text unevaluated."""
+    """The family does not exist, or its scorer is not known to leave a policy's text unevaluated and there is no sandbox for it."""
 
 
 class ReasoningSettings(Settings):
@@ -96,9 +98,9 @@ class ReasoningSettings(Settings):
         if reserved:
             raise ValueError(f"{', '.join(reserved)} cannot be set: an episode's seed decides it")
         family = info.data["family"]
-        if family in SAFE_FAMILIES:
+        if family in _families():
             try:
-                dataset(family, json.dumps(config, sort_keys=True))
+                _created(family, json.dumps(config, sort_keys=True))
             except (AssertionError, TypeError, ValueError) as error:
                 raise ValueError(f"{family} refuses it: {error}") from error
         return config
@@ -117,9 +119,33 @@ def dataset(family: str, config: str) -> Any:
     """The library's scorer and generator for a family, its config as JSON; UnsafeFamily unless it is in SAFE_FAMILIES."""
     if family not in SAFE_FAMILIES:
         raise UnsafeFamily(f"family {family!r} is not among those whose scorer was read: {', '.join(SAFE_FAMILIES)}")
+    return _created(family, config)
+
+
+def _created(family: str, config: str) -> Any:
     import reasoning_gym
 
     return reasoning_gym.create_dataset(family, **json.loads(config))
+
+
+@cache
+def _families() -> frozenset[str]:
+    """All that the library has."""
+    from reasoning_gym.factory import DATASETS
+
+    return frozenset(DATASETS)
+
+
+def can_be_scored(family: str) -> None:
+    """Returns if the family is scored safely on this machine; else UnsafeFamily, which says what lacks."""
+    if family in SAFE_FAMILIES:
+        return
+    if family not in _families():
+        raise UnsafeFamily(f"reasoning-gym has no family {family!r}; it has {', '.join(sorted(_families()))}")
+    try:
+        machine()
+    except SandboxMissing as error:
+        raise UnsafeFamily(f"family {family!r} can only be scored in a sandbox: {error}") from error
 
 
 class Reasoning:
@@ -134,7 +160,7 @@ class Reasoning:
     def __init__(self, settings: ReasoningSettings | None = None) -> None:
         self.settings = settings or ReasoningSettings()
         self._config = json.dumps(self.settings.config, sort_keys=True)
-        dataset(self.settings.family, self._config)
+        can_be_scored(self.settings.family)
         self._entry: dict[str, Any] = {}
 
     def reset(self, seed: int) -> str:

@@ -6,18 +6,22 @@ import inspect
 import math
 import pkgutil
 
+from rollart.environments.reasoning import SAFE_FAMILIES
 from rollart.import_paths import why_not_imported
 from rollart.rewards.protocol import Verdict, Verifier, VerifierFailed
 from rollart.types import Trajectory
 
 NAMES: dict[str, str] = {
     "environment": "rollart.rewards.environment:environment",
+    "math": "rollart.rewards.mathematics:mathematics",
     "reasoning": "rollart.rewards.reasoning:reasoning",
+    "unit_tests": "rollart.rewards.unit_tests:unit_tests",
 }
 """Short name to `module:function`. A verifier of the user's own needs no entry here: its import path is a name too."""
 
 LIGHT = frozenset({"environment", "reasoning"})
-"""Verifiers known to take well under a millisecond and to evaluate nothing of what a model wrote: a worker's event loop may call them."""
+"""Verifiers known to take well under a millisecond and to evaluate nothing of what a model wrote: a worker's event loop may call them.
+`reasoning` only for a family whose scorer is one of these (`is_light`)."""
 
 
 class UnknownVerifier(ValueError):
@@ -29,6 +33,11 @@ def why_unknown(name: str) -> str | None:
     if name in NAMES or ":" in name:
         return None
     return f"unknown verifier {name!r}; known are {', '.join(sorted(NAMES))}, and any import path module:function"
+
+
+def is_light(name: str, trajectory: Trajectory) -> bool:
+    """Whether a worker's event loop may call the verifier for this trajectory: a family that is scored in a sandbox needs a thread to wait in."""
+    return name in LIGHT and (name != "reasoning" or trajectory.info.get("family", "") in SAFE_FAMILIES)
 
 
 def resolve(name: str) -> Verifier:

@@ -23,7 +23,7 @@ from rollart.environments import registry as environments
 from rollart.environments.calls import CallPool
 from rollart.environments.protocol import Environment, RunIn, is_agent
 from rollart.fence import admit
-from rollart.rewards.registry import LIGHT
+from rollart.rewards.registry import is_light
 from rollart.rewards.worker import scored, scored_within
 from rollart.rollout.doings import Doings
 from rollart.rollout.episode import EpisodeFailed, EpisodeRunner, Limits
@@ -311,7 +311,7 @@ class EnvironmentPlugin(WorkerPlugin):
     async def judge(self, receipt: Receipt, trajectory: Trajectory) -> Receipt | Member:
         """The trajectory's score, where its task's verifier runs here; else its receipt as it is. VerifierFailed."""
         task = self.plan.tasks[receipt.attempt.episode.task]
-        if task.verifier is None or task.verifier in LIGHT:
+        if task.verifier is None or is_light(task.verifier, trajectory):
             return receipt if task.verifier is None else scored(task.verifier, receipt, trajectory)
         self.doing.note(receipt.attempt, "being scored")
         return await scored_within(task.limits.reward_s, self._shared().pool, task.verifier, receipt, trajectory)

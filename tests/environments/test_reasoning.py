@@ -7,8 +7,10 @@ import pytest
 import reasoning_gym
 from reasoning_gym.factory import DATASETS, ProceduralDataset
 
+from rollart.environments import reasoning
 from rollart.environments.reasoning import SAFE_FAMILIES, UnsafeFamily
 from rollart.environments.registry import EnvironmentSettingsError, make
+from rollart.sandbox.limits import SandboxMissing
 
 DIGITS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 
@@ -69,8 +71,12 @@ def test_families_listed_as_inheriting_the_base_scorer_still_do(family):
 @pytest.mark.parametrize(
     "family", ["countdown", "puzzle24", "simple_integration", "intermediate_integration", "polynomial_multiplication", "coin_flip"]
 )
-def test_families_whose_scorer_evaluates_or_hangs_are_refused(family):
-    with pytest.raises(UnsafeFamily, match=family):
+def test_families_whose_scorer_evaluates_or_hangs_are_refused_where_there_is_no_sandbox(family, monkeypatch):
+    def machine():
+        raise SandboxMissing("bubblewrap is not installed")
+
+    monkeypatch.setattr(reasoning, "machine", machine)
+    with pytest.raises(UnsafeFamily, match=f"{family}.*sandbox: bubblewrap is not installed"):
         make("reasoning", family=family)
 
 

@@ -10,6 +10,7 @@ import pytest
 from rollart.environments.registry import make
 from rollart.rewards.protocol import Verdict, VerifierFailed
 from rollart.rewards.registry import UnknownVerifier, resolve, verify
+from rollart.sandbox.limits import SandboxMissing
 from rollart.types import Attempt, Episode, Segment, Trajectory
 
 
@@ -120,7 +121,11 @@ def test_a_hostile_answer_is_a_wrong_answer_and_runs_nothing(action, tmp_path, m
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_trajectory_of_an_unsafe_family_is_an_error_not_a_score():
+def test_a_trajectory_of_an_unsafe_family_is_an_error_not_a_score_where_there_is_no_sandbox(monkeypatch):
+    def run_warm(*args, **settings):
+        raise SandboxMissing("no sandbox for countdown")
+
+    monkeypatch.setattr("rollart.sandbox.scoring.run_warm", run_warm)
     hostile = answered("1+1")
     hostile.info["family"] = "countdown"
     with pytest.raises(VerifierFailed, match=r"countdown"):
