@@ -50,6 +50,7 @@ SHIPPED: dict[str, Entry] = {
         Entry("guess_number", "rollart.environments.guess_number:GuessNumber"),
         Entry("questions", "rollart.environments.questions:Questions"),
         Entry("reasoning", "rollart.environments.reasoning:Reasoning"),
+        Entry("shop", "rollart.environments.shop:Shop"),
         Entry("textarena", "rollart.environments.text_arena:TextArena", extra="textarena", needs=("textarena",)),
         Entry("tools", "rollart.environments.tools:Tools", extra="tools", needs=("bfcl_eval", "mpmath"), alone="bfcl-eval==2026.3.23"),
     )

@@ -10,6 +10,7 @@ import importlib
 import inspect
 import json
 import random
+from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
 from importlib import resources
@@ -105,8 +106,7 @@ class Tools:
     def _judge(self) -> None:
         """Ends the request: its solution is called on objects of its own, which those of the policy should now equal."""
         results = [self._solved.call(call) for text in self._task["solution"][self._request] for call in parse_calls(text)]
-        missing = list(self._seen)
-        found = all(result in missing and not missing.remove(result) for result in results)  # type: ignore[func-returns-value]
+        found = not Counter(results) - Counter(self._seen)
         self._right.append((self._called or not results) and found and self._own.state() == self._solved.state())
         self._request, self._turn, self._called = self._request + 1, 0, False
 
@@ -143,7 +143,7 @@ class _World:
             if not abs(given.arguments.get("precision", 0)) <= DIGITS:
                 return f"Error: precision is at most {DIGITS}"
             if call.name == "power":
-                given.arguments = {key: float(value) for key, value in given.arguments.items()}  # type: ignore[assignment]
+                given.arguments = {key: float(value) for key, value in given.arguments.items()}
             result = method(*given.args, **given.kwargs)
             return result if isinstance(result, str) else json.dumps(result, default=str)
         except Exception as error:  # noqa: BLE001 - of another's class, upon the policy's arguments: the policy's doing
