@@ -74,6 +74,12 @@ def test_a_program_that_does_not_do_the_work_does_not_win(code: str) -> None:
 
 
 @needs_sandbox
+def test_the_tests_builtins_are_never_the_codes() -> None:
+    tests = ["assert add(1, 0) == len([1])", "assert sorted([2, 1]) == [add(1, 0), 2]"]
+    assert judged("def len(x): return 9\ndef sorted(x): return [9, 2]\ndef add(a, b): return 9", tests).value == 0.0
+
+
+@needs_sandbox
 def test_the_code_finds_no_test_to_read() -> None:
     code = "import os\nseen = []\nfor root, _, files in os.walk('/workspace'): seen += files\nfor root, _, files in os.walk('/tmp'): seen += files\n"
     code += "seen += [p for p in os.listdir('/proc') if p.isdigit() and p not in ('1', str(os.getpid()))]\ndef found(): return seen"
