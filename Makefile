@@ -64,7 +64,7 @@ search: $(INSTALLED)
 	$(BIN)/pytest --hypothesis-profile=searched -m hypothesis $(ARGS)
 
 environments: $(INSTALLED) $(ENVIRONMENTS)
-	$(BIN)/pytest -m "slow or not slow" tests/environments tests/test_env_cli.py $(ARGS)
+	OPENENV_PYTHON=.venv-openenv/bin/python $(BIN)/pytest -m "slow or not slow" tests/environments tests/test_env_cli.py $(ARGS)
 
 stores: $(INSTALLED) $(SERVERS)
 	$(BIN)/pytest -m "slow or not slow" tests/storage --stores=real $(ARGS)
@@ -89,7 +89,7 @@ docs: $(INSTALLED)
 	$(BIN)/python docs/reference.py
 
 clean:
-	rm -rf .venv .venv-sglang build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis dask-worker-space dask-scratch-space
+	rm -rf .venv .venv-sglang .venv-openenv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis dask-worker-space dask-scratch-space
 
 # A new kind of torch starts from an empty environment; changed pins are installed over the old ones.
 $(INSTALLED): pyproject.toml requirements.lock
@@ -105,10 +105,13 @@ $(SERVERS): $(INSTALLED)
 	$(BIN)/pip install --quiet --constraint requirements.lock --editable '.[stores]'
 	@touch $@
 
+# OpenEnv's servers have an environment of their own: their pins don't fit beside these.
 # bfcl-eval is taken for its classes and data: what it would pull in is clients of two dozen models.
 $(ENVIRONMENTS): $(INSTALLED)
 	$(BIN)/pip install --quiet --constraint requirements.lock --editable '.[textarena,tools]'
 	$(BIN)/pip install --quiet --constraint requirements.lock --no-deps bfcl-eval
+	$(PYTHON) -m venv --clear .venv-openenv
+	.venv-openenv/bin/pip install --quiet openenv==0.10.0
 	@touch $@
 
 # An environment of its own: it pins another transformers.

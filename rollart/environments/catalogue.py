@@ -48,6 +48,7 @@ SHIPPED: dict[str, Entry] = {
         Entry("gymnasium", "rollart.environments.toy_text:ToyText"),
         Entry("frozen_lake", "rollart.environments.frozen_lake:FrozenLake"),
         Entry("guess_number", "rollart.environments.guess_number:GuessNumber"),
+        Entry("openenv", "rollart.environments.open_env:OpenEnv"),
         Entry("questions", "rollart.environments.questions:Questions"),
         Entry("reasoning", "rollart.environments.reasoning:Reasoning"),
         Entry("shop", "rollart.environments.shop:Shop"),

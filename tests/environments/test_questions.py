@@ -97,7 +97,7 @@ def test_a_file_that_is_missing_empty_or_none_of_its_kind_is_refused(tmp_path):
     with pytest.raises(EnvironmentSettingsError, match=r"text\.parquet: no Parquet file"):
         make("questions", url=str(tmp_path / "text.parquet"))
     pq.write_table(pa.table({"a": [1]}), tmp_path / "other.parquet")
-    with pytest.raises(EnvironmentSettingsError, match="columns a, not question and answer"):
+    with pytest.raises(EnvironmentSettingsError, match="columns are a, not question and answer"):
         make("questions", url=str(tmp_path / "other.parquet"))
 
 
