@@ -87,3 +87,10 @@ def test_a_hostile_action_is_scored_and_evaluated_nowhere(action, tools, tmp_pat
                 break
         assert result.terminated and 0.0 <= result.reward < 1.0
     assert not list(tmp_path.iterdir())
+
+
+def test_a_state_beyond_what_was_asked_for_is_not_right(tools):
+    seed = next(s for s in range(5000) if "Move 'final_report.pdf' within document directory" in tools.reset(s))
+    tools.reset(seed)
+    tools.step("cd(folder='document')\nmkdir(dir_name='temp')\nmv(source='final_report.pdf', destination='temp')\nmkdir(dir_name='extra')")
+    assert tools.step("done").info["right"] == [False]
