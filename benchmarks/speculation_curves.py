@@ -1,7 +1,7 @@
-"""Whether drafts change what is learned: the quick start's tasks trained without drafts, with n-grams, and with a model that drafts, from one warm-up a seed.
+"""Whether drafts change what is learned: the quick start's tasks trained without them, with n-grams, and with a model that drafts, over five seeds.
 
-The model that drafts is the policy as the first seed's warm-up left it: further off with every step, so that much is refused and drawn anew. Lossless
-means that the paired difference of the final rewards has 0 in its 95 % interval over the seeds, as `benchmarks.staleness` has it.
+The model that drafts is the policy as the first seed's warm-up left it: further off with every step, so that much is refused and drawn
+anew. Lossless means that the paired difference of the final rewards has 0 in its 95 % interval over the seeds, as `benchmarks.staleness` has it.
 """
 
 from __future__ import annotations
