@@ -148,13 +148,18 @@ def _segment_row(s: Segment) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _kept(row: dict[str, Any]) -> KeptSets:
+    """Empty also in files that were written before there were any."""
+    return KeptSets(array("i", row.get("kept") or ()), array("i", row.get("kept_counts") or ()))
+
+
 def from_row(row: dict[str, Any]) -> Trajectory:
     """The trajectory of one Parquet row."""
     attempt = Attempt(Episode(row["task"], row["episode"], row["purpose"]), row["member"], row["attempt"])
     segments = [
         Segment(
             SamplingTransform(s["temperature"], s["top_p"], s["top_k"], s["min_p"]), s["kv"], s["ids"], s["mask"], s["logprobs"], s["versions"],
-            [Turn(**t) for t in s["turns"]], KeptSets(array("i", s["kept"]), array("i", s["kept_counts"])),
+            [Turn(**t) for t in s["turns"]], _kept(s),
         )
         for s in row["segments"]
     ]  # fmt: skip

@@ -105,7 +105,7 @@ def compact(run_url: str, storage_options: Mapping[str, Any] | None = None, unde
         return 0
     parts = _compacted(store)
     there = {nonce for p in parts for nonce in read_table(store, p, ["nonce"])["nonce"].to_pylist()}
-    whole = pa.concat_tables(flushed.values())
+    whole = pa.concat_tables(flushed.values(), promote_options="permissive")  # older files lack what was added later
     new = [i for i, nonce in enumerate(whole["nonce"].to_pylist()) if nonce not in there and nonce not in undecided]
     whole = whole.take(pa.array(new, pa.int64())).append_column("_row", pa.array(range(len(new)), pa.int64()))
     keys = _joined(whole.select([*_PLAIN, "_row"]).to_pandas(), _fates(store)).sort_values(["purpose", "task", "episode", "member", "attempt"])

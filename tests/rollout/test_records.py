@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -63,6 +64,21 @@ def test_kept_sets_survive_parquet_and_a_compaction_as_differences(tmp_path: Pat
         group = pq.ParquetFile(io.BytesIO(held)).metadata.row_group(0)
         (column,) = [c for c in map(group.column, range(group.num_columns)) if c.path_in_schema.endswith("kept.list.element")]
         assert "DELTA_BINARY_PACKED" in column.encodings and column.total_compressed_size < 2 * 4 * 50 * 20  # two bytes an id
+
+
+def test_a_file_written_before_there_were_kept_sets_is_read_and_compacted_with_newer_ones(tmp_path: Path) -> None:
+    old, new = play(1), play(2)
+    table = pq.read_table(io.BytesIO(encode([old])))
+    segments = pa.array([[{k: v for k, v in s.items() if not k.startswith("kept")} for s in row] for row in table["segments"].to_pylist()])
+    sink = io.BytesIO()
+    pq.write_table(table.set_column(table.schema.get_field_index("segments"), "segments", segments), sink)
+    assert decode(sink.getvalue()) == [old]
+    store = ObjectStore(str(tmp_path))
+    store.write(f"{FLUSHED}/0-a-0.parquet", sink.getvalue())
+    store.write(f"{FLUSHED}/1-a-0.parquet", encode([new]))
+    assert compact(str(tmp_path)) == 2
+    (part,) = store.list("trajectories")
+    assert sorted(decode(store.read(part)), key=lambda t: t.attempt) == [old, new]
 
 
 async def test_receipts_read_back_their_execution_in_their_order_and_no_other(tmp_path: Path) -> None:

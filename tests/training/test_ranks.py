@@ -31,7 +31,7 @@ PASSES = {"passes_1": (10_000, None), "passes_2": (133, 1), "passes_7": (36, 2)}
 
 CUT = [f"{name}_{dtype}" for name in PASSES for dtype in ("float64", "float32")]
 
-NAMES = ["plain", "rich", "valued", "narrow", "sharded", "sharded_rich", "sharded_valued", "sharded_narrow", "sharded_bfloat16"]
+NAMES = ["plain", "rich", "valued", "narrow", "drafting", "sharded", "sharded_rich", "sharded_valued", "sharded_narrow", "sharded_bfloat16"]
 EXACT = [n for n in NAMES if not n.endswith(("narrow", "bfloat16"))]
 
 
@@ -48,6 +48,8 @@ def settings(name: str) -> LearnerSettings:
         made |= {"loss": {"entropy": 0.01, "kl": 0.1}, "advantage": {"name": "reinforce", "baseline": "running", "normalise": "task"}}
     elif kind == "valued":
         made |= {"advantage": {"name": "gae", "normalise": "task"}}
+    elif kind == "drafting":
+        made |= {"draft": {"online": True, "steps": 2}}
     elif kind == "narrow":
         model |= {"dtype": "float32"}
     elif kind == "bfloat16":
@@ -158,7 +160,7 @@ def test_ranks_hold_the_same_weights_and_say_the_same(together: Any, name: str, 
     for rank in range(1, count):
         other = together[rank][name, count]
         assert all(np.array_equal(first.weights[n], other.weights[n]) for n in first.weights)
-        assert [replace(s, seconds=0) for s in other.steps] == [replace(s, seconds=0) for s in first.steps]
+        assert [timeless(s) for s in other.steps] == [timeless(s) for s in first.steps]
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -168,6 +170,21 @@ def test_a_step_says_of_the_whole_batch_what_one_rank_says(together: Any, expect
     for mine, theirs in zip(together[0][name, count].steps, expected[name].steps, strict=True):
         assert plain(mine) == pytest.approx(plain(theirs), rel=1e-9, abs=1e-12)
         assert (mine.skipped, mine.by_staleness.keys()) == (theirs.skipped, theirs.by_staleness.keys())
+
+
+def timeless(metrics: StepMetrics) -> StepMetrics:
+    return replace(metrics, seconds=0, draft=None if metrics.draft is None else replace(metrics.draft, seconds=0))
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_draft_head_learns_over_ranks_what_it_learns_on_one(together: Any, expected: dict[str, Found], count: int) -> None:
+    for mine, theirs in zip(together[0]["drafting", count].steps, expected["drafting"].steps, strict=True):
+        assert mine.draft is not None and theirs.draft is not None
+        assert mine.draft.acceptance == pytest.approx(theirs.draft.acceptance, rel=1e-4)
+        assert mine.draft.loss == pytest.approx(theirs.draft.loss, rel=1e-4)
+        assert mine.draft.grad_norm == pytest.approx(theirs.draft.grad_norm, rel=1e-3)
+    first, second = (s.draft for s in expected["drafting"].steps)
+    assert first is not None and second is not None and second.loss != first.loss
 
 
 def plain(metrics: StepMetrics) -> dict[str, float]:
