@@ -126,3 +126,8 @@ def test_a_model_that_cannot_hold_the_sequences_is_found_before_the_run(said: st
     (tmp_path / "tokenizer.json").write_text("{}")
     sets = ("run.dashboard_port=0", f"policy={{model: {tmp_path}}}")
     assert says in one_line(rollart("run", "train", "--dry-run", *(part for s in sets for part in ("--set", s)), cwd=tmp_path))
+
+
+def test_the_command_line_imports_nothing_that_reads_the_environment_before_it_has_set_it() -> None:
+    code = "import sys, rollart.cli; print(sorted({'dask', 'distributed', 'torch'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

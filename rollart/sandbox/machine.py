@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import dask.config
-
 from rollart.sandbox import cgroups, seccomp
 from rollart.sandbox.limits import LEVELS, Level, SandboxLimits, SandboxMissing
 
@@ -39,6 +37,8 @@ class Machine:
 
 def machine(accept: Level | None = None) -> Machine:
     """The strongest that this machine has, if it is no weaker than `accept` (default: Dask's configuration); else SandboxMissing."""
+    import dask.config  # not before: it reads the environment once, at its import, and the command line has something to say in it
+
     accept = accept or dask.config.get(ACCEPT, LEVELS[0])
     if accept not in LEVELS:
         raise SandboxMissing(f"{ACCEPT} is {accept!r}; the levels are {', '.join(LEVELS)}")
