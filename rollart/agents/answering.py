@@ -52,6 +52,7 @@ class Answering:
         self.attempt, self.rendering, self.recording = attempt, rendering, Recording(transform)
         self.refused: Outcome | None = None
         self.failure: Exception | None = None
+        self.ended = False
         self.broken = asyncio.Event()
         self.texts: list[str] = []
         self.ignored: Counter[str] = Counter()
@@ -67,6 +68,11 @@ class Answering:
     def transform(self) -> SamplingTransform:
         """How every token is sampled."""
         return self.recording.transform
+
+    def end(self) -> None:
+        """Nothing is recorded any more: what was is the trajectory, and a request in flight may have its answer just before it is cancelled."""
+        self.ended = True
+        self._freed.set()
 
     def count_ignored(self, parameter: str) -> None:
         """Counts a parameter that a request had and that changes nothing; of many names only so many are told apart."""
@@ -126,6 +132,7 @@ class Answering:
         while True:
             if self.failure is not None:
                 raise ApiError(503, f"the attempt has failed: {self.failure}")
+            self._refuse_ended()
             opening = self.recording.open(point, added)
             room = self._budget.max_tokens - len(self.recording) - sum(self._held.values()) - opening.cost
             full = sum(len(s.turns) for s in self.recording.segments) + len(self._held) >= self._budget.max_turns
@@ -170,6 +177,7 @@ class Answering:
         return result
 
     def _record(self, ask: Ask, opening: Opening, result: GenerateResult, unique: str) -> Answer:
+        self._refuse_ended()
         vocabulary = self.rendering.vocabulary
 
         def decode(tokens: int) -> str:
@@ -192,6 +200,10 @@ class Answering:
         self.texts.append(text)
         spelled = tuple((vocabulary.spelled(i), p) for i, p in zip(result.ids, result.logprobs, strict=True))
         return Answer(unique, reply, result.finish_reason, prompt, len(result.ids), result.cached_tokens, spelled)
+
+    def _refuse_ended(self) -> None:
+        if self.ended:
+            raise ApiError(404, "the attempt has ended", code="attempt_ended")
 
     def _break(self, error: Exception) -> None:
         self.failure = error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 import uuid
 from collections.abc import Callable
@@ -61,9 +60,12 @@ class AgentRunner:
         outcome: Outcome = "over_age"
         result = AgentResult()
         try:
-            with self.server.serve(answering, self.bounds) as door:
-                self.tell("in run")
-                outcome, result = await self._run(calls, attempt, answering, (seed, door.url, door.key))
+            try:
+                with self.server.serve(answering, self.bounds) as door:
+                    self.tell("in run")
+                    outcome, result = await self._run(calls, attempt, answering, (seed, door.url, door.key))
+            finally:
+                answering.end()
         except asyncio.CancelledError:
             if not self._stopped or self._playing is None or self._playing.uncancel():
                 raise
@@ -104,8 +106,7 @@ class AgentRunner:
                 running.cancel()
                 _KEPT.add(running)
                 running.add_done_callback(_dropped)
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait((running,), timeout=LEAVE_S)
+                await asyncio.wait((running,), timeout=LEAVE_S)
         if answering.failure is not None:
             raise _of_generation(answering.failure) from answering.failure
         task = attempt.episode.task
