@@ -77,7 +77,7 @@ class DraftTrainer:
             self._sums = [a + b for a, b in zip(self._sums, sums, strict=True)]
 
     def update(self, ranks: Ranks = ALONE) -> DraftMetrics | None:
-        """One optimiser step along what was learnt since the last, over all ranks; None if that was nothing."""
+        """One optimiser step along what was learnt since the last, over all ranks; None if that was nothing, or not finite."""
         begun = time.perf_counter()
         sums = add_up(self.optimiser.stepped, self._sums, ranks)
         if not any(sums[-self.settings.steps :]):
@@ -89,6 +89,10 @@ class DraftTrainer:
             # A draft costs speed at most: the run goes on without one that learns, and with the versions that there are.
             log.warning("the draft head learns no more: %s", error)
             self.stopped = True
+            self._clear()
+            return None
+        if not update.taken:
+            self._clear()
             return None
         return self._told(sums, update.grad_norm, self._seconds + time.perf_counter() - begun)
 
