@@ -79,11 +79,11 @@ class KeptSets:
     @classmethod
     def from_wire(cls, body: Mapping[str, Any]) -> KeptSets:
         """Reads what `to_wire` wrote; ValueError, KeyError or TypeError if it is not of that form."""
-        counts = np.asarray(body["counts"], dtype=np.int32)
         try:
+            counts = np.asarray(body["counts"], dtype=np.int32)
             steps = np.frombuffer(zlib.decompress(base64.b64decode(body["ids"], validate=True)), dtype="<i4")
-        except (binascii.Error, zlib.error) as error:
-            raise ValueError(f"the ids of kept sets cannot be read: {error}") from error
+        except (OverflowError, binascii.Error, zlib.error) as error:
+            raise ValueError(f"kept sets cannot be read: {error}") from error
         if (counts < 0).any() or counts.sum() != len(steps):
             raise ValueError(f"kept sets of {counts.sum()} ids came with {len(steps)} of them")
         return cls.of(np.cumsum(steps, dtype=np.int32), counts)
