@@ -5,6 +5,7 @@ The protocol is that of openenv 0.10: JSON messages `reset`, `step` and `close` 
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any, ClassVar
 
@@ -70,9 +71,10 @@ class OpenEnv:
         """RemoteFailed."""
         await self.close()
         self._turn = 0
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.settings.connect_s))
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
         try:
-            self._socket = await self._session.ws_connect(f"{self.settings.url}/ws", max_msg_size=LARGEST)
+            async with asyncio.timeout(self.settings.connect_s):  # a server that accepts a connection may still never answer on it
+                self._socket = await self._session.ws_connect(f"{self.settings.url}/ws", max_msg_size=LARGEST)
         except (aiohttp.ClientError, OSError) as error:
             raise RemoteFailed(f"{self.settings.url} opened no session: {type(error).__name__}: {error}") from error
         kind, data = await self._asked({"type": "reset", "data": {**self.settings.reset, "seed": seed % 2**31}})
@@ -98,10 +100,12 @@ class OpenEnv:
 
     async def close(self) -> None:
         socket, session, self._socket, self._session = self._socket, self._session, None, None
-        if socket is not None and not socket.closed:
-            await socket.close()  # upon which the server ends the session
-        if session is not None:
-            await session.close()
+        try:
+            if socket is not None and not socket.closed:
+                await socket.close()  # upon which the server ends the session
+        finally:
+            if session is not None:
+                await session.close()
 
     def _payload(self, action: str) -> dict[str, Any] | None:
         if self.settings.action_field:
