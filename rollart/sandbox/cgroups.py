@@ -96,6 +96,15 @@ class Group:
     def __init__(self, roots: Roots, limits: SandboxLimits) -> None:
         """Memory: that of the processes and of every writable folder together, whose pages count as well."""
         self._roots, self._name = roots, f"{_prefix()}-{next(_numbers)}"
+        try:
+            self._make(limits)
+        except OSError:
+            self.close()  # of several controllers' folders some may be there
+            raise
+        self.limits_processors = (roots.memory / self._name / "cpu.max").exists() if roots.version == 2 else roots.cpu is not None
+
+    def _make(self, limits: SandboxLimits) -> None:
+        roots = self._roots
         memory, quota = limits.memory + 2 * limits.disk + SHARED_MEMORY, str(int(limits.processors * _PERIOD_US))
         for root in roots.all():
             (root / self._name).mkdir()
@@ -110,7 +119,6 @@ class Group:
             self._write(roots.memory, "memory.swap.max", "0", needed=False)
             self._write(roots.memory, "cpu.max", f"{quota} {_PERIOD_US}", needed=False)
         self._write(roots.pids, "pids.max", str(limits.processes + 1))  # process 1 is the sandbox's own
-        self.limits_processors = (roots.memory / self._name / "cpu.max").exists() if roots.version == 2 else roots.cpu is not None
 
     def add(self, pid: int) -> None:
         for root in self._roots.all():

@@ -85,9 +85,15 @@ def _home() -> _Home:
     return _Home()
 
 
+_BEING_FOUND = threading.Lock()
+"""`cache` lets two threads that come at once make a home each, and pools of one are of no use in the other's loop."""
+
+
 def waited(work: Coroutine[Any, Any, T], within_s: float) -> T:
     """What a coroutine of sandboxes comes to, for a caller in a thread without an event loop. SandboxError if it takes over `within_s` seconds."""
-    future: Future[T] = asyncio.run_coroutine_threadsafe(work, _home().loop)
+    with _BEING_FOUND:
+        home = _home()
+    future: Future[T] = asyncio.run_coroutine_threadsafe(work, home.loop)
     try:
         return future.result(within_s)
     except TimeoutError as error:

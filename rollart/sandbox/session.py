@@ -194,6 +194,10 @@ class Sandbox:
         counted = (self._group.out_of_memory(), self._group.refused_processes()) if self._group else (0, 0)
         try:
             self._send(request, source, out_write, err_write, *handed)
+        except BaseException:
+            os.close(out_read)
+            os.close(err_read)
+            raise
         finally:
             for fd in (source, out_write, err_write):
                 os.close(fd)
@@ -299,8 +303,11 @@ class Sandbox:
 
     async def _answer(self, within_s: float | None = START_S) -> tuple[dict[str, Any], list[int]]:
         control = self._socket()
-        async with asyncio.timeout(within_s):
-            await readable(control.fileno())
+        try:
+            async with asyncio.timeout(within_s):
+                await readable(control.fileno())
+        except TimeoutError as error:
+            raise SandboxFailed(f"the sandbox did not answer within {within_s:g} s") from error
         try:
             message, fds, _, _ = socket.recv_fds(control, 1 << 16, 1)
         except OSError as error:
