@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import Sequence
 
 from rollart.rewards.protocol import Verdict
 from rollart.sandbox.limits import MIB, SandboxLimits
 from rollart.sandbox.pool import WAIT_S, waited
-from rollart.sandbox.unit_tests import run_tests
+from rollart.sandbox.unit_tests import Outcome, Test, run_tests
 from rollart.types import Trajectory
 
 LIMITS = SandboxLimits(memory=256 * MIB, disk=16 * MIB, processes=16, wall_s=20.0, cpu_s=5.0)
 """Of each test."""
+
+MOST = 4
+"""Responses whose tests run at the same time, in two sandboxes each; further ones wait. With more, what ends a test's clock would be the others."""
+
+_free = asyncio.Semaphore(MOST)
+"""Of the event loop that sandboxes live in, which is the only one that waits for it."""
 
 _BLOCK = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
 
@@ -34,7 +42,12 @@ def unit_tests(trajectory: Trajectory) -> Verdict:
     if not tests or which not in ("first", "all"):
         raise ValueError(f"info['tests'] has to name a test, and info['blocks'] is 'first' or 'all', not {which!r}")
     code = code_of(str(info["action"]), which)
-    outcomes = waited(run_tests(code, tests, LIMITS), WAIT_S + len(tests) * 2 * LIMITS.wall_s)
+    outcomes = waited(_outcomes(code, tests), WAIT_S + len(tests) * 2 * LIMITS.wall_s)
     passed = sum(outcome.passed for outcome in outcomes)
     failed = [f"test {number}: {outcome.reason}" for number, outcome in enumerate(outcomes) if not outcome.passed]
     return Verdict(passed / len(outcomes), {"passed": passed, "tests": len(outcomes)}, "; ".join(failed[:3]))
+
+
+async def _outcomes(code: str, tests: Sequence[Test]) -> list[Outcome]:
+    async with _free:
+        return await run_tests(code, tests, LIMITS)
