@@ -77,7 +77,11 @@ def test_a_segment_has_a_set_for_each_sampled_token_or_none_at_all() -> None:
 
 @pytest.mark.parametrize(
     ("wire", "message"),
-    [({"counts": [2], "ids": "!"}, "cannot be read"), ({"counts": [1], "ids": sets([[1, 2]]).to_wire()["ids"]}, "kept sets of 1 ids came with 2")],
+    [
+        ({"counts": [2], "ids": "!"}, "cannot be read"),
+        ({"counts": [2**40], "ids": ""}, "cannot be read"),
+        ({"counts": [1], "ids": sets([[1, 2]]).to_wire()["ids"]}, "kept sets of 1 ids came with 2"),
+    ],
 )
 def test_sets_that_cannot_be_read_are_refused(wire: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -297,3 +297,16 @@ async def test_a_request_waits_for_tokens_that_one_in_flight_may_leave(rendering
         await asyncio.gather(*asking)
         assert (await started.get()).max_new_tokens == left  # of 14, of which the first held 10 while it ran
         assert len(served.answering.recording) == 2 * prompt + used + min(used, left)
+
+
+async def test_an_answer_that_comes_after_the_end_is_not_recorded(rendering: Rendering) -> None:
+    async def generate(request: GenerateRequest) -> GenerateResult:
+        served.answering.end()
+        return GenerateResult(request.rid, (5,), (-0.5,), (Version(0, 2),), "length", len(request.input_ids))
+
+    async with serve(rendering, generate) as served:
+        with pytest.raises(openai.NotFoundError, match="the attempt has ended"):
+            await served.ask("a")
+        assert served.segments == []
+        with pytest.raises(openai.NotFoundError, match="the attempt has ended"):
+            await served.ask("b")

@@ -108,3 +108,19 @@ def test_a_head_for_another_policy_is_refused(llama: Path, gpt2: Path):
     head: DraftHead = learner_of(gpt2, draft=ONLINE).draft.head
     with pytest.raises(DraftError, match="model_type gpt2"):
         learner_of(llama, draft=ONLINE).draft_with(head)
+
+
+def test_a_head_that_met_what_is_not_finite_too_often_stops_says_so_once_and_stays_as_it_was(llama: Path, make_trajectories, caplog):
+    learner = learner_of(llama, draft={**ONLINE, "optimiser": {"lr": 5e-3, "max_skips": 0}})
+    draft = learner.draft
+    with torch.no_grad():
+        draft.head.fc.weight[0, 0] = torch.nan
+    assert learner.train_step(batch_of(make_trajectories, 0)).draft is None
+    assert draft.stopped
+    with torch.no_grad():
+        draft.head.fc.weight[0, 0] = 0.0
+    before = draft.weights()
+    assert learner.train_step(batch_of(make_trajectories, 1)).draft is None
+    assert draft.optimiser.steps == 0
+    assert sum("learns no more" in record.message for record in caplog.records) == 1
+    assert all(torch.equal(before[name], tensor) for name, tensor in draft.weights().items())
