@@ -21,7 +21,7 @@ async def client():
 
 async def until_running(client: EngineClient, url: str) -> None:
     """Returns once the engine has a request in a slot."""
-    for _ in range(1000):
+    for _ in range(20_000):
         if (await client.load(url)).running:
             return
         await asyncio.sleep(0.002)
