@@ -37,6 +37,7 @@ class DraftVersions:
         self._store = None if settings.versions is None else WeightStore(settings.versions, self._options)
         self._cache = None if self._store is None else WeightCache(self._store)
         self.version: Version | None = None
+        self._laid: Version | None = None
 
     @property
     def follows(self) -> bool:
@@ -49,16 +50,19 @@ class DraftVersions:
             self._cache.close()
 
     @contextlib.contextmanager
-    def start(self) -> Iterator[tuple[Path, str] | None]:
-        """The folder to start an engine with, while it starts, and the version in it: the newest of the store, or again the one from before if
-        newer ones aren't wanted; else the folder in the settings; None if there is no version yet, which a draft of kind head may wait for.
+    def start(self, again: bool = False) -> Iterator[tuple[Path, str] | None]:
+        """The folder to start an engine with, while it starts, and the version in it: the newest of the store, or the one from before if newer
+        ones aren't wanted, or `again` says so; else the folder in the settings; None if there is no version yet, which a draft of kind head may
+        wait for. The version becomes the present one once the engine has started.
 
         EngineDied if a draft of kind model has to wait for a version; what the store raises, StoreError for a folder that isn't there.
         """
-        if self._store is not None and (self.version is None or self.follows):
-            self.version = self._store.newest()
-        if self.version is not None:
-            yield self.folder(self.version), str(self.version)
+        version = self.version
+        if self._store is not None and (version is None or (self.follows and not again)):
+            version = self._store.newest()
+        if version is not None:
+            yield self.folder(version), str(version)
+            self.version = version
         elif self._settings.model is not None:
             source = Model(str(self._settings.model), self._options)
             source.names()  # raises where there is no such folder
@@ -73,17 +77,21 @@ class DraftVersions:
             )
 
     def folder(self, version: Version) -> Path:
-        """The folder of a version, with its weights and its files; it stays until the next one is asked for."""
+        """The folder of a version, with its weights and its files; it stays, without the store, until another one is asked for."""
         if self._store is None or self._cache is None:
             raise EngineDied("this draft has no versions; only its folder was named")
-        weights = self._cache.fetch(version)
         folder = self._cache.folder / f"draft-{os.getpid()}-{id(self):x}"
+        if self._laid == version:
+            return folder
+        self._laid = None
+        weights = self._cache.fetch(version)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         for name in self._store.commit(version).files:
             (folder / name).write_bytes(self._store.file(version, name))
         for file in weights.glob("*.safetensors"):
             (folder / file.name).symlink_to(file)
+        self._laid = version
         return folder
 
     async def follow(self) -> AsyncIterator[Version]:

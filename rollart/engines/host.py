@@ -164,11 +164,22 @@ class EngineHost(WorkerPlugin):
         return self._process
 
     async def _start(self) -> None:
+        """Starts the engine; with the draft from before where it doesn't come up with the newest, or the store of drafts is away."""
+        drafts = self._drafts
+        try:
+            await self._start_with_draft()
+        except (StoreError, EngineDied) as error:
+            if drafts is None or not drafts.follows or drafts.version is None:
+                raise
+            log.warning("the engine doesn't start with the newest draft, and is started with version %s again: %s", drafts.version, error)
+            await self._start_with_draft(again=True)
+
+    async def _start_with_draft(self, again: bool = False) -> None:
         folder = self._model = await asyncio.to_thread(self._model_folder)
         settings = self.settings
         with contextlib.ExitStack() as stack:
             if self._drafts is not None:
-                start = await asyncio.to_thread(stack.enter_context, self._drafts.start())
+                start = await asyncio.to_thread(stack.enter_context, self._drafts.start(again))
                 settings = settings if start is None else settings.drafting_from(*start)
             self._process = await EngineProcess.start(settings.command(folder, self._address), settings.environment, settings.start_seconds)
 

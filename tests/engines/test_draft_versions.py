@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 from contextlib import asynccontextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -91,6 +93,12 @@ async def drafts_with(host, version):
     return await drafted(host) == version
 
 
+async def killed(host):
+    """Ends its engine as the kernel would."""
+    os.kill(host.pid, signal.SIGKILL)
+    await host._process._process.wait()
+
+
 async def generated(tiny, host, tokens=20):
     """Has the engine answer, and gives how many drafted tokens were proposed and stood."""
     await host.serve(Version(0, 0))
@@ -119,6 +127,9 @@ async def test_a_head_that_is_not_there_yet_is_waited_for_newer_ones_follow_and_
         assert "version 0-1 of the draft is left out, and 0-0 stays" in caplog.text
         assert "num_hidden_layers 7 (the policy has 2)" in caplog.text
         assert await drafted(host) == "0-0"
+        await killed(host)
+        assert (await generated(tiny, host))[0] > 0
+        assert (await drafted(host), host.restarts) == ("0-0", 1)
         publish(3, kept=12)
         await until(partial(drafts_with, host, "0-3"))
 
@@ -132,6 +143,16 @@ def test_an_engine_that_is_started_again_drafts_as_before_or_with_the_newest_ver
     with drafts.start() as second:
         assert (first[1], second[1], drafts.follows) == ("0-0", then, follow)
     drafts.close()
+
+
+async def test_an_engine_that_dies_while_the_store_of_drafts_is_away_is_started_again_with_what_this_host_has(tiny, hosted, publish, tmp_path):
+    publish(0)
+    async with hosted(draft="head", versions=publish.url, follow=True) as host:
+        (tmp_path / "drafts").rename(tmp_path / "elsewhere")
+        (tmp_path / "drafts").touch()
+        await killed(host)
+        assert (await generated(tiny, host))[0] > 0
+        assert (await drafted(host), host.restarts) == ("0-0", 1)
 
 
 async def test_a_model_that_drafts_is_pulled_and_followed_alike(tiny, hosted, publish):
