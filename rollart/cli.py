@@ -21,6 +21,9 @@ from rollart.weights_cli import weights
 
 FLOWS = ("train", "sft", "evaluate")
 
+HERE = ("training.draft.online=false", "engine.speculation={draft: none}")
+"""What `rollart draft` makes of a run's configuration: the head learns in this process, and no engine is started."""
+
 
 @click.group(name="rollart", context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="rollart")
@@ -134,7 +137,7 @@ def draft(run_url: str, overrides: tuple[str, ...], as_json: bool) -> None:
     from rollart.run import RunFolder
 
     folder = RunFolder(run_url)
-    config = parse(folder.config().to_yaml(), list(overrides))
+    config = parse(folder.config().to_yaml(), [*HERE, *overrides])
     from flows.draft import draft as flow
     from rollart.drafting import open_drafting
 

@@ -65,7 +65,7 @@ class Drafting:
     def publish(self, before: tuple[float, ...], after: tuple[float, ...]) -> tuple[str, Version]:
         """Makes the head the next version of its store, and writes its folder if one is named; the store's URL, and the version. StoreError."""
         head, named = self._trainer.head, self.settings
-        store = WeightStore(named.store or self._folder.child(HEADS), self._folder.storage_options)
+        store = _store_of(self.config, self._folder)
         newest = store.newest()
         said: dict[str, Any] = {"flow": "draft", "run": self._folder.url, "policy": self._policy, "before": list(before), "after": list(after)}
         made = store.publish(
@@ -107,6 +107,7 @@ def open_drafting(config: Config, folder: RunFolder) -> Iterator[Drafting]:
             learner = config.training.model.model_copy(update=plain)
             policy = Policy(load_model(local, learner), head_rows=learner.head_rows, packing=config.training.batch.packing)
             trainer = _trainer(config, folder, policy, texts, local)
+            _store_of(config, folder).check_writable()  # before hours of training, not after
             yield Drafting(config, folder, trainer, texts, str(model))
     except (DraftError, BatchError, PolicyError) as error:
         raise ConfigError(f"{folder.url}: {error}") from error
@@ -129,6 +130,11 @@ def _trainer(config: Config, folder: RunFolder, policy: Policy, texts: DraftText
 def _policy_of(config: Config, folder: RunFolder) -> str:
     said = config.draft_training.policy
     return said if "/" in said else f"{folder.child('weights')}@{said}"
+
+
+def _store_of(config: Config, folder: RunFolder) -> WeightStore:
+    """Where the head becomes a version."""
+    return WeightStore(config.draft_training.store or folder.child(HEADS), folder.storage_options)
 
 
 def _refuse_used(folder: str | None) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from click.testing import CliRunner
 
 from rollart.cli import main
@@ -146,4 +147,15 @@ def test_what_cannot_be_trained_on_is_refused_in_a_line(run: Path, tmp_path: Pat
     assert "draft_training.folder" in told(run, *few, "--set", f"draft_training.folder={run}")["error"]
     assert "kept is 9999" in told(run, *few, "--set", "training.draft.kept=9999")["error"]
     assert "draft_training.step:" in told(run, "--set", "draft_training.step=1")["error"]
+    (tmp_path / "file").write_text("")
+    assert str(tmp_path / "file") in told(run, "--set", "draft_training.steps=100000", "--set", f"draft_training.store={tmp_path / 'file'}")["error"]
     assert not (empty / "heads").exists()
+
+
+def test_a_run_whose_own_head_learns_online_is_learnt_from_with_fewer_tokens(run: Path, tmp_path: Path) -> None:
+    online = shutil.copytree(run, tmp_path / "online", ignore=shutil.ignore_patterns("heads"))
+    config = yaml.safe_load(CONFIG)
+    config["training"]["draft"]["online"] = True
+    config["engine"] = {**config.get("engine", {}), "speculation": {"draft": "head"}}
+    (online / "config.yaml").write_text(yaml.safe_dump(config))
+    assert told(online, "--set", "draft_training.steps=1", "--set", "training.draft.kept=50")["version"] == "0-0"
