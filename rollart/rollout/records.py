@@ -81,6 +81,11 @@ def flushed_at(path: str) -> float:
     return int(time) / 1000
 
 
+def compacted_files(store: ObjectStore) -> list[str]:
+    """The paths of the files into which a run's trajectories were joined, in their order."""
+    return [p for p in store.list(COMPACTED) if p.count("/") == 1 and p.endswith(".parquet")]
+
+
 def attempt_columns(attempt: Attempt, nonce: str) -> dict[str, Any]:
     e = attempt.episode
     return {"purpose": e.purpose, "task": e.task, "episode": e.index, "member": attempt.member, "attempt": attempt.number, "nonce": nonce}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from rollart.rollout.records import COMPACTED, FLUSHED, RecordsDamaged, decode
+from rollart.rollout.records import FLUSHED, RecordsDamaged, compacted_files, decode
 from rollart.types import SegmentError, Trajectory
 from storage.objects.store import ObjectStore
 
@@ -28,8 +28,7 @@ def sampled_trajectories(store: ObjectStore, most: int) -> list[Trajectory]:
 
 
 def _stored(store: ObjectStore) -> Iterator[Trajectory]:
-    compacted = [p for p in store.list(COMPACTED) if p.count("/") == 1 and p.endswith(".parquet")]
-    for path in (*sorted(store.list(FLUSHED), reverse=True), *sorted(compacted, reverse=True)):
+    for path in (*sorted(store.list(FLUSHED), reverse=True), *sorted(compacted_files(store), reverse=True)):
         data = store.read(path)
         try:
             trajectories = decode(data)

@@ -13,7 +13,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollart.control.cut import Settlement
-from rollart.rollout.records import COMPACTED, FATE_SCHEMA, FATES, FLUSHED, SCHEMA, RecordsDamaged, attempt_columns, parquet_of, read_table
+from rollart.rollout.records import (
+    COMPACTED,
+    FATE_SCHEMA,
+    FATES,
+    FLUSHED,
+    SCHEMA,
+    RecordsDamaged,
+    attempt_columns,
+    compacted_files,
+    parquet_of,
+    read_table,
+)
 from rollart.types import Batch, Member
 from storage.objects.store import ObjectStore
 
@@ -86,7 +97,7 @@ def score_table(run_url: str, storage_options: Mapping[str, Any] | None = None) 
     A member that was dropped before it left a trajectory is not in it; `fate` is null for one that nothing decided about.
     """
     store = ObjectStore(run_url, storage_options)
-    tables = [read_table(store, p, _PLAIN) for p in (*_compacted(store), *store.list(FLUSHED))]
+    tables = [read_table(store, p, _PLAIN) for p in (*compacted_files(store), *store.list(FLUSHED))]
     if not tables:
         return pd.DataFrame(columns=[*_PLAIN, "score", "fate", "version", "staleness"])
     # A compaction that was stopped half-way leaves rows in both places.
@@ -103,7 +114,7 @@ def compact(run_url: str, storage_options: Mapping[str, Any] | None = None, unde
     flushed = {p: read_table(store, p) for p in store.list(FLUSHED)}
     if not flushed:
         return 0
-    parts = _compacted(store)
+    parts = compacted_files(store)
     there = {nonce for p in parts for nonce in read_table(store, p, ["nonce"])["nonce"].to_pylist()}
     whole = pa.concat_tables(flushed.values(), promote_options="permissive")  # older files lack what was added later
     new = [i for i, nonce in enumerate(whole["nonce"].to_pylist()) if nonce not in there and nonce not in undecided]
@@ -119,10 +130,6 @@ def compact(run_url: str, storage_options: Mapping[str, Any] | None = None, unde
         if not any(nonce in undecided for nonce in table["nonce"].to_pylist()):
             store.delete(path)
     return whole.num_rows
-
-
-def _compacted(store: ObjectStore) -> list[str]:
-    return [p for p in store.list(COMPACTED) if p.count("/") == 1 and p.endswith(".parquet")]
 
 
 def _joined(frame: pd.DataFrame, fates: pd.DataFrame) -> pd.DataFrame:

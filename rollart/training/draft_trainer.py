@@ -62,19 +62,14 @@ class DraftTrainer:
         if self.stopped or not micro.members:
             return
         begun = time.perf_counter()
-        found = draft_loss(self.head, self._texts(micro, states.detach()), self.settings.steps)
-        found.loss.backward()
-        sums = [float(found.loss.detach()), *found.entropies, *found.accepted, *found.weight]
-        self._sums = [a + b for a, b in zip(self._sums, sums, strict=True)]
+        self._counted(micro, states.detach()).backward()
         self._seconds += time.perf_counter() - begun
 
     @torch.no_grad()
     def measure(self, micro: MicroBatch, states: Tensor) -> None:
         """What `learn` counts, without a gradient."""
         if micro.members:
-            found = draft_loss(self.head, self._texts(micro, states), self.settings.steps)
-            sums = [float(found.loss), *found.entropies, *found.accepted, *found.weight]
-            self._sums = [a + b for a, b in zip(self._sums, sums, strict=True)]
+            self._counted(micro, states)
 
     def update(self, ranks: Ranks = ALONE) -> DraftMetrics | None:
         """One optimiser step along what was learnt since the last, over all ranks; None if that was nothing, or not finite."""
@@ -100,11 +95,6 @@ class DraftTrainer:
         """What `measure` counted since the last `update` or `measured`; None if that was nothing."""
         return self._told(self._sums, 0.0, 0.0) if any(self._sums[-self.settings.steps :]) else None
 
-    def discard(self) -> None:
-        """Forgets what was learnt since the last update."""
-        self.optimiser.discard()
-        self._clear()
-
     def weights(self) -> dict[str, Tensor]:
         """Copies of the head's tensors, `kept` among them."""
         return copies(self.head)
@@ -123,6 +113,13 @@ class DraftTrainer:
         fill(self.head, under("head/", arrays))
         self.optimiser.load(under("optimiser/", arrays), counts)
         self._clear()
+
+    def _counted(self, micro: MicroBatch, states: Tensor) -> Tensor:
+        """The loss on a micro-batch, whose figures are added to the sums."""
+        found = draft_loss(self.head, self._texts(micro, states), self.settings.steps)
+        sums = [float(found.loss.detach()), *found.entropies, *found.accepted, *found.weight]
+        self._sums = [a + b for a, b in zip(self._sums, sums, strict=True)]
+        return found.loss
 
     def _clear(self) -> None:
         self._sums = [0.0] * (1 + 3 * self.settings.steps)
